@@ -1,0 +1,127 @@
+"""The typer application: declares the commands, renders what they return, maps errors to exit codes once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from k3ctl import __version__, output
+from k3ctl.errors import ExitCode, K3Error, UsageError
+from k3ctl.output import CommandResult
+
+app = typer.Typer(
+    name="k3ctl",
+    help="Can this machine run Kimi K3, with which configuration, is the fast path running, how fast is it.",
+    epilog="Exit codes: 0 ok · 1 ran and failed · 2 usage · 3 machine cannot · 4 engine failed · 130 interrupted",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of a table.")]
+
+
+def command(
+    group: typer.Typer, name: str, *, epilog: str | None = None
+) -> Callable[[Callable[..., CommandResult]], Callable[..., None]]:
+    """Register ``fn`` under ``name``, add ``--json``, and render the ``CommandResult`` that it returns."""
+
+    def register(fn: Callable[..., CommandResult]) -> Callable[..., None]:
+        signature = inspect.signature(fn, eval_str=True)
+        as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
+
+        @functools.wraps(fn)
+        def run(*args: Any, **kwargs: Any) -> None:
+            json_wanted = kwargs.pop("as_json", False)
+            result = fn(*args, **kwargs)
+            output.emit(result, as_json=json_wanted)
+            if result.exit_code:
+                raise typer.Exit(int(result.exit_code))
+
+        parameters = [*signature.parameters.values(), as_json]
+        run.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+        group.command(name, epilog=epilog)(run)
+        return run
+
+    return register
+
+
+def _version(value: bool) -> None:
+    if value:
+        output.write_text(f"k3ctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback for an unexpected error.")] = False,
+) -> None:
+    """Options common to every command."""
+    if debug:
+        os.environ["K3CTL_DEBUG"] = "1"
+
+
+def _register_commands() -> None:
+    from k3ctl.commands import bench, demo, doctor, profiles, serve, verify
+
+    for module in (profiles, doctor, serve, verify, bench, demo):
+        module.register(app, command)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the CLI and return its exit code."""
+    args = sys.argv[1:] if argv is None else argv
+    as_json = "--json" in args
+    try:
+        code = typer.main.get_command(app).main(args=args, prog_name="k3ctl", standalone_mode=False)
+    except K3Error as error:
+        if os.environ.get("K3CTL_DEBUG"):
+            raise
+        output.emit_error(error, as_json=as_json)
+        return int(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        output.emit_error(K3Error("interrupted"), as_json=False)
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # the reader of our output went away (`k3ctl … | head`): not an error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
+    except Exception as error:
+        return _unexpected(error, as_json=as_json)
+    return int(code or 0)
+
+
+def _unexpected(error: Exception, *, as_json: bool) -> int:
+    """Typer's own usage errors (it vendors click, so they are recognised by shape), or a bug of ours."""
+    format_message = getattr(error, "format_message", None)
+    if callable(format_message):
+        context = getattr(error, "ctx", None)
+        hint = f"see `{context.command_path} --help`" if context is not None else None
+        output.emit_error(UsageError(format_message(), hint=hint), as_json=as_json)
+        return int(ExitCode.USAGE)
+    if os.environ.get("K3CTL_DEBUG"):
+        raise error
+    bug = K3Error(
+        f"unexpected {type(error).__name__}: {error}", hint="this is a bug in k3ctl; run again with `k3ctl --debug …`"
+    )
+    output.emit_error(bug, as_json=as_json)
+    return int(ExitCode.FAILED)
+
+
+def run() -> None:
+    """Console-script entry."""
+    sys.exit(main())
+
+
+_register_commands()
