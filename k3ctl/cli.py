@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
+import pkgutil
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from k3ctl import __version__, output
+from k3ctl import __version__, commands, output
 from k3ctl.errors import ExitCode, K3Error, UsageError
 from k3ctl.output import CommandResult
 
@@ -73,10 +75,10 @@ def root(
 
 
 def _register_commands() -> None:
-    from k3ctl.commands import bench, demo, doctor, profiles, serve, verify
-
-    for module in (profiles, doctor, serve, verify, bench, demo):
-        module.register(app, command)
+    """Every module of ``k3ctl.commands`` brings ``register(app, command)``; VERBS gives their order in the help."""
+    found = {module.name for module in pkgutil.iter_modules(commands.__path__)}
+    for name in [*(verb for verb in commands.VERBS if verb in found), *sorted(found - set(commands.VERBS))]:
+        importlib.import_module(f"k3ctl.commands.{name}").register(app, command)
 
 
 def main(argv: list[str] | None = None) -> int:

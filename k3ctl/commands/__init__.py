@@ -1,1 +1,18 @@
 """One file per verb: parse, call the core, return a CommandResult."""
+
+VERBS = (
+    "doctor",
+    "plan",
+    "profiles",
+    "serve",
+    "verify",
+    "bench",
+    "monitor",
+    "triage",
+    "bundle",
+    "gate",
+    "validate",
+    "runs",
+    "demo",
+)
+"""Order of the commands in ``k3ctl --help``."""
