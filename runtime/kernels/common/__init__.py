@@ -1,0 +1,1 @@
+"""What the operator folders share: arithmetic precision, norms, activations, row-stable matrix products."""
