@@ -1,0 +1,203 @@
+"""What a serving profile may say. Profiles are data: frozen, and unknown keys are refused."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+
+from k3ctl.errors import UsageError
+from k3ctl.profiles import arguments
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Evidence(_Section):
+    """One reason to believe that a configuration works: who saw what, when, under which conditions."""
+
+    what: str
+    by: str
+    when: str
+    versions: str = ""
+    conditions: str = ""
+    link: str = ""
+
+
+class Requires(_Section):
+    """What the hardware and software must offer."""
+
+    gpu: tuple[str, ...] = ()
+    """Accepted product tokens, for example ``GB300``; empty for a profile that needs no GPU."""
+    gpus: int = 0
+    """GPUs over all nodes."""
+    nodes: int = 1
+    nvlink_domain: bool = False
+    """All GPUs must be in one NVLink domain (same cluster UUID and clique)."""
+    multicast: bool = False
+    """NVLink multicast must work over all GPUs."""
+    driver: str = ""
+    """Version specifier of the NVIDIA driver, for example ``>=580``."""
+    vllm: str = ">=0.33.0,<0.34"
+    """Version specifier of vLLM."""
+    memory_gib: float = 0.0
+    """Host memory that the engine needs, where that is the limit."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs on each node."""
+        return self.gpus // max(self.nodes, 1)
+
+
+class Model(_Section):
+    """Which weights are served, and under which name."""
+
+    id: str | None = None
+    """Repository id or local path; None for a generated model."""
+    revision: str | None = None
+    tokenizer: str | None = None
+    drafter: str | None = None
+    """Weights of the speculator, where it has its own."""
+    generated: Literal["tiny"] | None = None
+    """The model is made locally before the start instead of being read from ``id``."""
+    served_name: str
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Model:
+        if (self.id is None) == (self.generated is None):
+            raise ValueError("give either `id` or `generated`")
+        return self
+
+
+class Serve(_Section):
+    """``vllm serve`` arguments by vLLM's own names, and the engine's environment."""
+
+    args: dict[str, Any] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("args")
+    @classmethod
+    def _known_arguments(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for name in values:
+            if name in OWNED:
+                raise UsageError(f"`serve.args.{name}` is set through `{OWNED[name]}`")
+        return {name: arguments.check_value(name, value) for name, value in values.items()}
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _known_variables(cls, values: dict[str, Any]) -> dict[str, str]:
+        arguments.check_environment(values)
+        return {name: value if isinstance(value, str) else str(value) for name, value in values.items()}
+
+
+class Decode(_Section):
+    """The decode path: backend, speculator, context parallelism and the batch budget."""
+
+    backend: Literal["auto", "latency_specialized"] = "auto"
+    speculator: dict[str, Any] | None = None
+    """Fields of vLLM's ``speculative_config``; ``model`` comes from ``model.drafter``."""
+    decode_context_parallel_size: int = 1
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+    @field_validator("speculator")
+    @classmethod
+    def _known_fields(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        arguments.check_fields(arguments.lookup("speculative_config"), value)
+        if value is not None and not {"method", "num_speculative_tokens"} <= set(value):
+            raise UsageError("`decode.speculator` needs `method` and `num_speculative_tokens`")
+        return value
+
+    @field_validator("max_num_batched_tokens", mode="before")
+    @classmethod
+    def _human(cls, value: Any) -> Any:
+        return value if value is None else arguments.check_value("max_num_batched_tokens", value)
+
+
+class Anchor(_Section):
+    """A published number to compare with, and the conditions it was measured under."""
+
+    id: str
+    result: str
+    conditions: str
+    source: str
+    when: str
+
+
+class Expect(_Section):
+    """What to expect after start."""
+
+    anchors: tuple[Anchor, ...] = ()
+    kv_sequence_tokens: int | None = None
+    """Length for which ``kv_sequences`` is stated."""
+    kv_sequences: int | None = None
+    """Sequences of ``kv_sequence_tokens`` that the memory plan predicts to fit."""
+
+
+class Bench(_Section):
+    """Default workloads of ``k3ctl bench``."""
+
+    presets: tuple[str, ...] = ("smoke",)
+
+
+class Profile(_Section):
+    """One deployment of one model on one kind of hardware, for one goal."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    name: str
+    summary: str
+    extends: str | None = None
+    status: Literal["verified", "supported", "untested"]
+    goal: Literal["latency", "throughput", "long-context", "baseline", "demo"] = "latency"
+    evidence: tuple[Evidence, ...] = ()
+    notes: tuple[str, ...] = ()
+    requires: Requires = Requires()
+    model: Model
+    serve: Serve = Serve()
+    decode: Decode = Decode()
+    expect: Expect = Expect()
+    bench: Bench = Bench()
+    pairs_with: str | None = None
+    """The other half of a prefill/decode pair."""
+
+    _inherited: frozenset[str] = PrivateAttr(default=frozenset())
+    _file: str = PrivateAttr(default="")
+
+    @model_validator(mode="after")
+    def _evidence_for_status(self) -> Profile:
+        if self.status == "verified" and not self.evidence:
+            raise ValueError("`status: verified` needs `evidence`")
+        return self
+
+    def mark_source(self, file: str, inherited: frozenset[str]) -> None:
+        """Remember the file, and which dotted keys came from the profile named by ``extends``."""
+        self._file, self._inherited = file, inherited
+
+    @property
+    def file(self) -> str:
+        """The file that the profile was read from."""
+        return self._file
+
+    def stated_in(self, key: str) -> str:
+        """The profile that states the dotted ``key``: this one or the one it extends."""
+        return self.extends if self.extends and key in self._inherited else self.name
+
+
+OWNED = {
+    "model": "model.id",
+    "model_tag": "model.id",
+    "revision": "model.revision",
+    "tokenizer": "model.tokenizer",
+    "served_model_name": "model.served_name",
+    "speculative_config": "decode.speculator",
+    "decode_context_parallel_size": "decode.decode_context_parallel_size",
+    "max_num_seqs": "decode.max_num_seqs",
+    "max_num_batched_tokens": "decode.max_num_batched_tokens",
+    "nnodes": "requires.nodes",
+    "node_rank": "the launch plan of each node",
+    "master_addr": "the launch plan of each node",
+    "headless": "the launch plan of each node",
+    "config": "the profile itself",
+}
+"""Arguments that another part of the profile decides, and that part's name."""
