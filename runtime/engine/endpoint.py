@@ -1,0 +1,99 @@
+"""HTTP exports of the witness, mounted by vLLM's API server when ``VLLM_PLUGINS`` names ``k3_witness``.
+
+``GET /k3/witness`` returns every rank's page, ``GET /k3/metrics`` the same as Prometheus text; the series also join
+``/metrics`` (from this host's pages: a scrape must not wait for an RPC).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Response
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from runtime import witness
+
+logger = logging.getLogger("vllm.k3_witness")
+
+_HELP = {
+    "k3_steps": "Engine steps by path, content, graph mode and reason for not being specialized.",
+    "k3_rows": "Sequences in those steps.",
+    "k3_tokens": "Query tokens in those steps.",
+    "k3_witness_info": "What the witness counts, per worker.",
+}
+
+
+def families(pages: Iterable[dict[str, Any]]) -> Iterable[Metric]:
+    """Prometheus families of witness pages."""
+    found: dict[str, Metric] = {}
+    for name, labels, value in witness.prometheus_samples(pages):
+        if name not in found:
+            kind = GaugeMetricFamily if name.endswith("_info") else CounterMetricFamily
+            found[name] = kind(name, _HELP[name], labels=list(labels))
+        found[name].add_metric(list(labels.values()), value)
+    return found.values()
+
+
+class PageCollector:
+    """Prometheus collector over this host's pages."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Called at every scrape."""
+        directory = witness.directory_from_env()
+        return families(witness.read_pages(directory)) if directory else ()
+
+
+class WitnessEndpoint:
+    """vLLM endpoint plugin."""
+
+    name = "k3_witness"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Mount the routes."""
+        router = APIRouter(prefix="/k3")
+
+        @router.get("/witness")
+        async def table() -> dict[str, Any]:
+            return {"schema": witness.TABLE_SCHEMA, "workers": await _pages(app)}
+
+        @router.get("/metrics")
+        async def metrics() -> Response:
+            registry = CollectorRegistry()
+            registry.register(_Fixed(await _pages(app)))
+            return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
+
+        app.include_router(router)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Keep the engine client for RPC; join ``/metrics``."""
+        state.k3_engine_client = engine_client
+        REGISTRY.register(PageCollector())
+
+
+class _Fixed:
+    def __init__(self, pages: list[dict[str, Any]]) -> None:
+        self.pages = pages
+
+    def collect(self) -> Iterable[Metric]:
+        return families(self.pages)
+
+
+async def _pages(app: FastAPI) -> list[dict[str, Any]]:
+    """Ask the workers; without the worker extension, read this host's pages."""
+    client = getattr(app.state, "k3_engine_client", None)
+    if client is not None:
+        try:
+            return [page for page in await client.collective_rpc("k3_witness", timeout=2.0) if page]
+        except Exception as error:
+            logger.warning("k3 witness: no answer from the workers (%s); reading this host's pages", error)
+    directory = witness.directory_from_env()
+    return witness.read_pages(directory) if directory else []
+
+
+def make() -> WitnessEndpoint:
+    """Entry point ``vllm.endpoint_plugins: k3_witness``."""
+    return WitnessEndpoint()

@@ -1,0 +1,55 @@
+"""vLLM's general plugin: called once in every process (API server, engine core, workers, registry subprocess).
+
+It registers our model classes where vLLM has no K3 for the platform, and the seeded load format of the tiny model.
+Nothing here imports torch or builds anything: the engine does that when it needs to. Idempotent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from runtime.engine.versions import KNOWN_VLLM, vllm_version
+
+logger = logging.getLogger("vllm.k3_runtime")
+
+ARCHITECTURES = ("KimiK3ForConditionalGeneration", "KimiLinearForCausalLM")
+
+
+def register() -> None:
+    """Entry point ``vllm.general_plugins: k3_runtime``."""
+    from vllm.platforms import current_platform
+
+    if vllm_version() not in KNOWN_VLLM:
+        logger.warning(
+            "k3 runtime: vLLM %s is not a version it was tested with (%s); counters may be missing",
+            vllm_version(),
+            ", ".join(sorted(KNOWN_VLLM)),
+        )
+    if current_platform.device_type == "cpu":
+        _register_cpu()
+
+
+def _register_cpu() -> None:
+    from vllm import ModelRegistry
+
+    from runtime.engine import cpu_ops
+
+    # The CPU platform takes any MLA-shaped config for its own CPU_MLA backend and then forces block size 16, no
+    # chunked prefill and no prefix caching. Our latent cache needs none of that.
+    os.environ.setdefault("VLLM_MLA_DISABLE", "1")
+    cpu_ops.install()
+    cpu_ops.set_local_world_size()
+    for architecture in ARCHITECTURES:
+        ModelRegistry.register_model(architecture, "runtime.engine.model:K3ForCausalLM")
+    ModelRegistry.register_model("KimiK3MTPModel", "runtime.engine.mtp:K3Mtp")
+    _register_load_format()
+
+
+def _register_load_format() -> None:
+    from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
+
+    from runtime.engine.loader import LOAD_FORMAT, SeededLoader
+
+    if LOAD_FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
+        register_model_loader(LOAD_FORMAT)(SeededLoader)
