@@ -79,13 +79,13 @@ def kda_recurrent(
     `state.dtype`, where `states[:, t]` is the state if tokens 0..t are accepted. The running state is rounded
     only where it is stored: with a BF16 state, T tokens in one call differ from T calls of `kda_step`.
     """
-    outputs, states = [], []
+    o = v.new_empty(v.shape, dtype=compute_dtype(state, q, k, v, log_decay, beta))
+    states = state.new_empty(state.shape[0], q.shape[1], *state.shape[1:])
     running = state
     for t in range(q.shape[1]):
-        o, running = _advance(running, q[:, t], k[:, t], v[:, t], log_decay[:, t], beta[:, t], scale)
-        outputs.append(o)
-        states.append(running.to(state.dtype))
-    return torch.stack(outputs, dim=1), torch.stack(states, dim=1)
+        o[:, t], running = _advance(running, q[:, t], k[:, t], v[:, t], log_decay[:, t], beta[:, t], scale)
+        states[:, t] = running
+    return o, states
 
 
 def gated_norm(o: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:

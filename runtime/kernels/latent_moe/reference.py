@@ -29,10 +29,11 @@ def route(
     scores = torch.sigmoid(logits.to(compute_dtype(logits)))
     order = torch.sort(scores + correction_bias, dim=-1, descending=True, stable=True).indices
     topk_ids = order[:, :top_k]
-    topk_weights = scores.gather(1, topk_ids)
+    chosen = scores.gather(1, topk_ids)
+    topk_weights = chosen * scaling
     if renormalize:
-        topk_weights = topk_weights / (topk_weights.sum(-1, keepdim=True) + 1e-20)
-    return topk_weights * scaling, topk_ids
+        topk_weights = topk_weights / (chosen.sum(-1, keepdim=True) + 1e-20)
+    return topk_weights, topk_ids
 
 
 def experts(
@@ -47,16 +48,16 @@ def experts(
 ) -> Tensor:
     """Return `sum_e weight_e · W2_e situ(W1_e x, W3_e x)` over each token's chosen experts.
 
-    x: [T, R]. topk_weights, topk_ids: [T, k]. w1 (gate), w3 (up): [E, I, R]. w2: [E, R, I]; same dtype as x.
+    x: [T, R]. topk_weights, topk_ids: [T, k]. w1 (gate), w3 (up): [E, I, R]. w2: [E, R, I].
 
     Returns [T, R] in `x.dtype`. Rounding points, all to `x.dtype`: gate and up products, activation, each
     expert's row, and the sum, which is accumulated in FP32 (FP64 for FP64 operands) in the order of the
-    token's slots. A token's bits do not depend on the other tokens: expert batches are padded to full row tiles.
+    token's slots. A token's bits do not depend on the other tokens (`row_stable_linear`).
     """
     tokens, top_k = topk_ids.shape
     expert_of_pair = topk_ids.flatten()
     order = torch.argsort(expert_of_pair, stable=True)  # pairs (token, slot) grouped by expert
-    rows = torch.empty(tokens * top_k, x.shape[1], dtype=x.dtype, device=x.device)
+    rows = x.new_empty(tokens * top_k, w2.shape[1])
     first = 0
     for expert, count in enumerate(torch.bincount(expert_of_pair, minlength=w1.shape[0]).tolist()):
         if count == 0:
@@ -77,8 +78,8 @@ def gated_mlp(
 ) -> Tensor:
     """Return `w_down situ(w_gate x, w_up x)`: the dense and the shared-expert MLP, and one routed expert.
 
-    x: [..., R]. w_gate, w_up: [I, R]. w_down: [R, I]; all in `x.dtype`, which every product and the
-    activation are rounded to. A row's bits do not depend on the other rows (`row_stable_linear`).
+    x: [..., R]. w_gate, w_up: [I, R]. w_down: [R, I]. Returns [..., R] in `x.dtype`, which every product
+    and the activation are rounded to. A row's bits do not depend on the other rows (`row_stable_linear`).
     """
     hidden = situ(row_stable_linear(x, w_gate), row_stable_linear(x, w_up), beta, linear_beta)
     return row_stable_linear(hidden, w_down)

@@ -7,6 +7,7 @@ shared-key numbers, one row per token for all heads, dv value dims per head.
 import torch
 from torch import Tensor
 
+from runtime.kernels.common.linear import row_stable_matmul
 from runtime.kernels.common.precision import compute_dtype
 
 
@@ -20,12 +21,10 @@ def mla_absorbed(
     hold anything, NaN included; a query that sees no row gets zeros.
 
     Returns [T, N, dv] in `q.dtype`. FP32 inside (FP64 for FP64 operands); rounding points, all to `q.dtype`:
-    the absorbed query, the latent output, the value output. Matrix products here have T·N rows and S columns,
-    so the last bits may change with T and S.
+    the absorbed query, the latent output, the value output. A query's bits do not depend on T, on S, or on
+    the other sequences of a batch (`row_stable_matmul`).
     """
-    dtype = compute_dtype(q, cache, w_uk, w_uv)
-    out = _attend(q[None], cache[None], w_uk.to(dtype), w_uv.to(dtype), positions[None], scale)
-    return out[0].to(q.dtype)
+    return _attend(q[None], cache[None], w_uk, w_uv, positions[None], scale)[0]
 
 
 def mla_absorbed_batched(
@@ -38,25 +37,32 @@ def mla_absorbed_batched(
     this step's included, so query i sits at position `length - q + i`; a sequence of length 0 is padding and
     gets zeros.
 
-    Returns [B, q, N, dv] in `q.dtype`; precision and rounding points as in `mla_absorbed`.
+    Returns [B, q, N, dv] in `q.dtype`; precision, rounding points and bits as in `mla_absorbed`.
     """
-    dtype = compute_dtype(q, cache, w_uk, w_uv)
     steps = torch.arange(q.shape[1], device=q.device)
-    positions = lengths[:, None] - q.shape[1] + steps
-    return _attend(q, cache, w_uk.to(dtype), w_uv.to(dtype), positions, scale).to(q.dtype)
+    return _attend(q, cache, w_uk, w_uv, lengths[:, None] - q.shape[1] + steps, scale)
 
 
 def _attend(q: Tensor, cache: Tensor, w_uk: Tensor, w_uv: Tensor, positions: Tensor, scale: float) -> Tensor:
-    """q [B, q, N, dn+dr], cache [B, S, L+dr], positions [B, q] → [B, q, N, dv] unrounded, in `w_uk.dtype`."""
-    dtype, dn, latent = w_uk.dtype, w_uk.shape[1], w_uk.shape[2]
-    rows = torch.arange(cache.shape[1], device=cache.device)
-    visible = rows <= positions[..., None]  # [B, q, S]
+    """q [B, q, N, dn+dr], cache [B, S, L+dr], positions [B, q] → [B, q, N, dv] in `q.dtype`."""
+    dtype = compute_dtype(q, cache, w_uk, w_uv)
+    batch, steps, heads, _ = q.shape
+    dn, latent = w_uk.shape[1:]
+    visible = torch.arange(cache.shape[1], device=cache.device) <= positions[..., None]  # [B, q, S]
     # Zeros, since a zero weight times a NaN row would still be NaN.
     seen = cache.masked_fill(~visible.any(1)[..., None], 0).to(dtype)
-    absorbed = torch.einsum("bqnd,ndl->bqnl", q[..., :dn].to(dtype), w_uk).to(q.dtype)
-    query = torch.cat([absorbed, q[..., dn:]], dim=-1).to(dtype)
-    scores = torch.einsum("bqnd,bsd->bqns", query, seen) * scale
-    weights = torch.softmax(scores.masked_fill(~visible[:, :, None], -torch.inf), dim=-1)
-    weights = weights.masked_fill(~visible[:, :, None], 0)  # a query that sees nothing has NaN weights
-    attended = torch.einsum("bqns,bsl->bqnl", weights, seen[..., :latent]).to(q.dtype)
-    return torch.einsum("bqnl,nvl->bqnv", attended.to(dtype), w_uv)
+    absorbed = _per_head(q[..., :dn], w_uk.to(dtype)).to(q.dtype)
+    query = torch.cat([absorbed, q[..., dn:]], dim=-1).to(dtype).reshape(batch, steps * heads, -1)
+    scores = row_stable_matmul(query, seen.transpose(1, 2)).reshape(batch, steps, heads, -1) * scale
+    hidden = ~visible[:, :, None]
+    # A query that sees nothing has NaN weights until they are zeroed.
+    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1).masked_fill(hidden, 0)
+    attended = row_stable_matmul(weights.reshape(batch, steps * heads, -1), seen[..., :latent])
+    attended = attended.reshape(batch, steps, heads, latent).to(q.dtype)
+    return _per_head(attended, w_uv.to(dtype).transpose(1, 2)).to(q.dtype)
+
+
+def _per_head(x: Tensor, weight: Tensor) -> Tensor:
+    """Return each head's product: x [B, q, N, K], weight [N, K, O] → [B, q, N, O] in `weight.dtype`."""
+    rows = x.flatten(0, 1).transpose(0, 1).to(weight.dtype)  # [N, B*q, K]
+    return row_stable_matmul(rows, weight).transpose(0, 1).unflatten(0, x.shape[:2])

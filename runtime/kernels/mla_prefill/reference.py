@@ -16,7 +16,8 @@ def mla_expanded(
     hold anything, NaN included; a query that sees no row gets zeros.
 
     Returns [T, N, dv] in `q.dtype`. FP32 inside (FP64 for FP64 operands); rounding points, all to `q.dtype`:
-    the expanded keys and values, the value output. Equal to the absorbed form in exact arithmetic.
+    the expanded keys and values, the value output. Equal to the absorbed form in exact arithmetic. The
+    last bits of a query's result may change with T and S, as those of any plain FP32 matrix product.
     """
     dtype, latent = compute_dtype(q, cache, w_uk, w_uv), w_uk.shape[2]
     visible = torch.arange(cache.shape[0], device=cache.device) <= positions[:, None]  # [T, S]
