@@ -1,0 +1,394 @@
+"""Alerts: what a live view can already say is wrong.
+
+Ids are shared with triage and doctor: one incident has one name in a log, on the screen and in a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from k3ctl.telemetry.gpus import HARD_THROTTLE
+from k3ctl.telemetry.measures import SINCE_START
+from k3ctl.telemetry.reference import GOLDEN_ACCEPTANCE_LENGTH, ROW_LIMIT
+from k3ctl.telemetry.view import Alert, EngineView, GpuView, ServerView, View
+from k3ctl.telemetry.witness import REASONS, by_reason, decode_steps
+
+STALLED_AFTER_S = 30.0
+"""No token and no engine step for this long, with requests running (vllm-project/vllm#50880)."""
+
+IDLE_AFTER_S = 30.0
+COLLAPSED_LENGTH = 1.05
+"""Acceptance length at or below which the drafter does nothing useful (lightseekorg/tokenspeed#1132)."""
+
+MIN_DRAFTS = 100
+MIN_STEPS = 20
+MIN_FINISHED = 10
+LOST_BELOW = 0.5
+"""Share of specialized decode steps below which the path counts as lost."""
+
+REPETITION_SHARE = 0.2
+ARTEFACT_FACTOR = 1.15
+"""Acceptance this far above the golden curve is a workload artefact (vllm-project/vllm#52536)."""
+
+_ORDER = {"fail": 0, "warn": 1, "info": 2}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One alert: its id, what it means, where the knowledge comes from, and the check."""
+
+    id: str
+    severity: str
+    meaning: str
+    source: str
+    check: Callable[[View], Iterator[Alert]]
+
+
+def judge(view: View) -> View:
+    """The view with the alerts that hold in it, worst first."""
+    found = [alert for rule in RULES for alert in rule.check(view)]
+    return replace(view, alerts=tuple(sorted(found, key=lambda alert: _ORDER[alert.severity])))
+
+
+def _server_down(view: View) -> Iterator[Alert]:
+    for server in view.servers:
+        if server.state == "down":
+            since = f" for {server.down_s:.0f} s" if server.down_s is not None else ""
+            yield Alert(
+                "server.down",
+                "fail",
+                "server does not answer",
+                f"{server.failure}{since}",
+                "look at the run's log (`k3ctl logs`), then start it again",
+                server.source,
+            )
+
+
+def _server_restarted(view: View) -> Iterator[Alert]:
+    for server in view.servers:
+        if server.restarted_s is not None and server.restarted_s <= 60:
+            yield Alert(
+                "server.restarted",
+                "warn",
+                "server restarted",
+                f"counters went back {server.restarted_s:.0f} s ago; figures count from there",
+                "find out why in the engine log",
+                server.source,
+            )
+
+
+def _stalled(view: View) -> Iterator[Alert]:
+    for server, engine in _engines(view):
+        if (engine.load.running or 0) > 0 and engine.quiet_s >= STALLED_AFTER_S:
+            yield Alert(
+                "engine.stalled",
+                "fail",
+                "engine stalled",
+                f"{engine.load.running:.0f} requests running, no token or step for {engine.quiet_s:.0f} s",
+                "save stacks (`py-spy dump`) and the log, then restart the server",
+                _where(server, engine),
+            )
+
+
+def _idle(view: View) -> Iterator[Alert]:
+    for server in view.servers:
+        if server.state != "up" or len(server.engines) < 2:
+            continue
+        busy = [engine for engine in server.engines if (engine.load.running or 0) > 0]
+        for engine in server.engines:
+            waiting = (engine.load.running or 0) + (engine.load.waiting or 0)
+            never = engine.load.totals.get("generation_tokens", 0) == 0
+            if busy and waiting == 0 and (never or engine.quiet_s >= IDLE_AFTER_S):
+                load = sum(other.load.running or 0 for other in busy)
+                how_long = "has never generated a token" if never else f"idle for {engine.quiet_s:.0f} s"
+                yield Alert(
+                    "engine.idle",
+                    "warn",
+                    "one engine is idle",
+                    f"engine {engine.label} {how_long} while {load:.0f} requests run on the others",
+                    "check the router in front of the engines and its session stickiness",
+                    _where(server, engine),
+                )
+
+
+def _preempting(view: View) -> Iterator[Alert]:
+    load = view.load
+    recent = load.recent.get("preemptions", 0.0)
+    full = (load.kv_usage or 0.0) >= 0.95 and load.totals.get("preemptions", 0.0) > 0
+    if recent <= 0 and not full:
+        return
+    count = (
+        f"{recent:.0f} in {load.window_s:.0f} s"
+        if recent > 0
+        else f"{load.totals['preemptions']:.0f} since start"
+    )
+    usage = f", KV cache {load.kv_usage:.1%} full" if load.kv_usage is not None else ""
+    yield Alert(
+        "engine.preempting",
+        "warn",
+        "requests are preempted",
+        f"{count}{usage}: preempted requests compute their prefix again",
+        "lower concurrency or `max_num_seqs`, or give the cache more room",
+    )
+
+
+def _rejected(view: View) -> Iterator[Alert]:
+    for server in view.servers:
+        if server.rejections > 0:
+            recent = server.rejections_recent
+            count = (
+                f"{recent:.0f} in the last minute" if recent > 0 else f"{server.rejections:.0f} since start"
+            )
+            yield Alert(
+                "requests.rejected",
+                "warn" if recent > 0 else "info",
+                "requests were refused at admission",
+                count,
+                "the queue limit is reached: lower the offered load or raise the limit",
+                server.source,
+            )
+
+
+def _errors(view: View) -> Iterator[Alert]:
+    errors = view.load.finished_recent.get("error", 0.0)
+    if errors > 0:
+        yield Alert(
+            "requests.failed",
+            "fail",
+            "requests end with an error",
+            f"{errors:.0f} in {view.load.window_s:.0f} s",
+            "read the engine log: `k3ctl triage`",
+        )
+
+
+def _corrupt(view: View) -> Iterator[Alert]:
+    action = "stop sending traffic, keep the log, run `k3ctl verify` and an accuracy canary"
+    load = view.load
+    if (corrupted := load.totals.get("corrupted", 0.0)) > 0:
+        detail = f"{corrupted:.0f} requests with NaN logits since start"
+        yield Alert("output.corrupt", "fail", "corrupt output", detail, action)
+        return
+    for finished, basis in (
+        (load.finished_recent, f"last {load.window_s:.0f} s"),
+        (load.finished, SINCE_START),
+    ):
+        total = sum(finished.values())
+        if total < MIN_FINISHED:
+            continue
+        share = finished.get("repetition", 0.0) / total
+        if share >= REPETITION_SHARE:
+            detail = f"{share:.0%} of {total:.0f} requests stopped for repetition ({basis})"
+            yield Alert("output.corrupt", "fail", "corrupt output suspected", detail, action)
+        return
+
+
+def _acceptance(view: View) -> Iterator[Alert]:
+    data = view.load.acceptance
+    if data is None:
+        return
+    if data.looks_synthetic:
+        rates = ", ".join(f"{rate:.2g}" for rate in data.rates)
+        yield Alert(
+            "speculation.synthetic",
+            "warn",
+            "SYNTHETIC acceptance suspected",
+            f"acceptance per position is a step: {rates} ({data.basis})",
+            "the text is meaningless and no speed here is real: drop `rejection_sample_method: synthetic`",
+        )
+        return
+    if data.drafts < MIN_DRAFTS:
+        return
+    if data.length <= COLLAPSED_LENGTH:
+        yield Alert(
+            "speculation.collapsed",
+            "warn",
+            "acceptance collapsed, the drafter is useless",
+            f"length {data.length:.2f} of {data.draft_tokens + 1}, {data.drafts:.0f} drafts ({data.basis})",
+            "turn speculation off, or limit it to the context length where the drafter works",
+        )
+    golden = GOLDEN_ACCEPTANCE_LENGTH.get(data.draft_tokens)
+    if golden and data.length > golden * ARTEFACT_FACTOR:
+        yield Alert(
+            "speculation.artefact",
+            "info",
+            "acceptance above the golden curve",
+            f"length {data.length:.2f} against {golden:.2f}: repeated or random prompts do this",
+            "do not compare this speed with published figures",
+        )
+
+
+def _path(view: View) -> Iterator[Alert]:
+    path = view.path
+    if not path.basis:
+        yield from _path_without_witness(view)
+        return
+    if path.known_build is False:
+        yield Alert(
+            "path.unknown-build",
+            "warn",
+            "the witness does not know this vLLM build",
+            path.versions,
+            "its counts may be wrong: use a build that the runtime names as known",
+        )
+    if (
+        path.backend != "latency_specialized"
+        or path.engagement is None
+        or decode_steps(path.counts) < MIN_STEPS
+    ):
+        return
+    if path.engagement >= LOST_BELOW:
+        return
+    reasons = by_reason(path.counts)
+    why = REASONS.get(reasons[0][0], reasons[0][0]) if reasons else "no reason counted"
+    started = path.engagement_total is not None and path.engagement_total >= LOST_BELOW
+    detail = f"{path.engagement:.0%} of decode steps specialized ({path.basis}); mostly: {why}"
+    rule, title = (
+        ("path.lost", "specialized path lost")
+        if started
+        else ("path.not-engaged", "specialized path not engaged")
+    )
+    yield Alert(
+        rule,
+        "fail" if path.refused else "warn",
+        title,
+        detail,
+        _path_action(reasons[0][0] if reasons else ""),
+    )
+
+
+def _path_action(reason: str) -> str:
+    return {
+        "rows-over-limit": f"keep running × (K+1) at {ROW_LIMIT} or below: fewer requests or a smaller K",
+        "prefill-in-batch": "arrivals mix prefills into decode steps: fewer arrivals, or prefill elsewhere",
+        "refused": "`k3ctl plan` lists every reason for the refusal",
+        "backend-off": "start with `decode_backend: latency_specialized`",
+    }.get(reason, "`k3ctl verify` names the cause")
+
+
+def _path_without_witness(view: View) -> Iterator[Alert]:
+    rows = view.path.rows_now
+    drafts = view.load.draft_tokens
+    if rows is not None and rows > ROW_LIMIT and drafts:
+        yield Alert(
+            "path.rows-over-limit",
+            "warn",
+            "decode steps are above the row limit",
+            f"{view.load.running:.0f} running × {drafts + 1} = {rows:.0f} rows, limit {ROW_LIMIT}",
+            _path_action("rows-over-limit"),
+        )
+    for fact in view.path.excluded:
+        yield Alert(
+            "path.excluded",
+            "info",
+            "the specialized path cannot run",
+            fact,
+            "`k3ctl plan` shows the alternative",
+        )
+
+
+def _gpus(view: View) -> Iterator[Alert]:
+    for node in view.nodes:
+        for gpu in node.gpus:
+            yield from _gpu(node.source, gpu)
+
+
+def _gpu(node: str, gpu: GpuView) -> Iterator[Alert]:
+    sample = gpu.sample
+    where = f"{node} GPU {sample.index}"
+    if sample.lost:
+        yield Alert("gpu.lost", "fail", "GPU lost", sample.lost, "drain the node and reset the GPU", where)
+        return
+    if sample.links and sample.links_up is not None and sample.links_up < sample.links:
+        detail = f"{sample.links_up} of {sample.links} NVLinks up"
+        yield Alert(
+            "nvlink.links-down", "fail", "NVLinks down", detail, "drain the node; `k3ctl doctor`", where
+        )
+    if gpu.nvlink_errors_new:
+        detail = f"{gpu.nvlink_errors_new} new link errors"
+        yield Alert(
+            "nvlink.errors", "warn", "NVLink errors", detail, "watch this link; `k3ctl doctor`", where
+        )
+    if sample.fabric in {"unhealthy", "limited capacity"} or sample.fabric.startswith("completed, error"):
+        yield Alert(
+            "fabric.degraded", "fail", "NVLink fabric degraded", sample.fabric, "`k3ctl doctor`", where
+        )
+    if hard := [reason for reason in sample.throttle if reason in HARD_THROTTLE]:
+        clock = f", SM clock {sample.sm_mhz} MHz" if sample.sm_mhz else ""
+        yield Alert(
+            "clock.hw-thermal-slowdown",
+            "warn",
+            "GPU is throttled by hardware",
+            ", ".join(hard) + clock,
+            "check cooling and power: every rank waits for the slowest",
+            where,
+        )
+    if sample.ecc_uncorrected:
+        detail = f"{sample.ecc_uncorrected} uncorrected ECC errors since the driver loaded"
+        yield Alert(
+            "memory.ecc-uncorrected",
+            "fail",
+            "memory errors",
+            detail,
+            "drain the node and reset the GPU",
+            where,
+        )
+    if sample.remap_failure or sample.remap_pending:
+        rule = "memory.remap-failure" if sample.remap_failure else "memory.remap-pending"
+        detail = "row remapping failed" if sample.remap_failure else "a row remap waits for a reset"
+        yield Alert(rule, "fail" if sample.remap_failure else "warn", detail, detail, "reset the GPU", where)
+
+
+def _engines(view: View) -> Iterator[tuple[ServerView, EngineView]]:
+    for server in view.servers:
+        if server.state in {"up", "late"}:
+            for engine in server.engines:
+                yield server, engine
+
+
+def _where(server: ServerView, engine: EngineView) -> str:
+    return server.source if len(server.engines) == 1 else f"{server.source} engine {engine.label}"
+
+
+_OWN = "k3ctl"
+
+RULES: tuple[Rule, ...] = (
+    Rule("server.down", "fail", "A server that answered before does not answer now", _OWN, _server_down),
+    Rule(
+        "engine.stalled", "fail", "Requests run, nothing moves for 30 s", "vllm-project/vllm#50880", _stalled
+    ),
+    Rule(
+        "output.corrupt",
+        "fail",
+        "NaN logits, or 20 % of requests stop for repetition",
+        "vLLM 0.33 metrics",
+        _corrupt,
+    ),
+    Rule("requests.failed", "fail", "Requests end with an error", "vLLM 0.33 metrics", _errors),
+    Rule("gpu.*", "fail", "What the GPUs report; ids as in `k3ctl doctor`", "NVML", _gpus),
+    Rule("server.restarted", "warn", "Counters went backwards in the last minute", _OWN, _server_restarted),
+    Rule(
+        "engine.preempting",
+        "warn",
+        "Requests are preempted, or the KV cache is full",
+        "vLLM 0.33 metrics",
+        _preempting,
+    ),
+    Rule("engine.idle", "warn", "One of several engines has nothing to do", _OWN, _idle),
+    Rule("requests.rejected", "warn", "Requests were refused at admission", "vLLM 0.33 metrics", _rejected),
+    Rule(
+        "speculation.*",
+        "warn",
+        "Acceptance collapsed, synthetic or above the golden curve",
+        "InferenceX golden AL",
+        _acceptance,
+    ),
+    Rule(
+        "path.*",
+        "warn",
+        "The specialized path was lost, never engaged, or cannot run",
+        "witness counters",
+        _path,
+    ),
+)
+"""Every rule; families (``gpu.*``) yield alerts with ids of their own."""

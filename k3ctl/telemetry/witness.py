@@ -1,0 +1,202 @@
+"""Which path each engine step took, as the runtime's witness counts it.
+
+The counters reach us twice: as ``k3_*`` series on the metrics page, and as the table of ``GET /k3/witness``,
+which adds what no counter can say (why the fast path was refused at start, whether the build is known).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from k3ctl.telemetry.prometheus import Page
+
+STEPS = "k3_steps_total"
+ROWS = "k3_rows_total"
+TOKENS = "k3_tokens_total"
+INFO = "k3_witness_info"
+FAMILIES = frozenset({STEPS, ROWS, TOKENS, INFO})
+
+TABLE_SCHEMA = "k3.witness.table/1"
+
+REASONS: Mapping[str, str] = {
+    "": "specialized",
+    "backend-off": "the specialized backend is off",
+    "refused": "refused at start",
+    "prefill-in-batch": "a prefill was in the batch",
+    "query-length-not-uniform": "requests with different query lengths",
+    "query-length-not-planned": "a query length without a plan",
+    "rows-over-limit": "more rows than the limit",
+    "graph-not-specialized": "the replayed graph holds standard kernels",
+}
+"""Reason code → what a person reads."""
+
+
+@dataclass(frozen=True)
+class StepKey:
+    """What kind of step: path ran, batch kind, graph mode, and why the path was not specialized."""
+
+    path: str
+    kind: str
+    mode: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StepCount:
+    """Counters since the worker's start. ``rows`` are sequences, ``tokens`` query tokens."""
+
+    steps: float = 0.0
+    rows: float = 0.0
+    tokens: float = 0.0
+
+    def __add__(self, other: StepCount) -> StepCount:
+        return StepCount(self.steps + other.steps, self.rows + other.rows, self.tokens + other.tokens)
+
+    def __sub__(self, other: StepCount) -> StepCount:
+        return StepCount(self.steps - other.steps, self.rows - other.rows, self.tokens - other.tokens)
+
+
+Counts = Mapping[StepKey, StepCount]
+
+
+@dataclass(frozen=True)
+class WorkerPage:
+    """One worker's page of the witness table."""
+
+    rank: int
+    runtime: str
+    vllm: str
+    known_build: bool
+    platform: str
+    decode_backend: str
+    max_rows: int
+    query_len: int
+    refused: tuple[str, ...]
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class WitnessInfo:
+    """The labels of ``k3_witness_info``: who is counting."""
+
+    vllm: str
+    runtime: str
+    known_build: bool
+    platform: str
+    decode_backend: str
+
+
+def counts_of_page(page: Page) -> Mapping[int, Counts]:
+    """Step counters by rank from a metrics page; empty when no witness is on it."""
+    fields = {STEPS: "steps", ROWS: "rows", TOKENS: "tokens"}
+    found: dict[int, dict[StepKey, dict[str, float]]] = {}
+    for (name, label_pairs), value in page.series.items():
+        if name not in fields:
+            continue
+        labels = dict(label_pairs)
+        key = _key(labels)
+        row = found.setdefault(_rank(labels.get("rank")), {}).setdefault(key, {})
+        row[fields[name]] = value
+    return {rank: {key: StepCount(**row) for key, row in rows.items()} for rank, rows in found.items()}
+
+
+def info_of_page(page: Page) -> WitnessInfo | None:
+    """The witness's own labels (of the lowest rank); None when no witness is on the page."""
+    rows = [dict(labels) for (name, labels), _ in page.series.items() if name == INFO]
+    if not rows:
+        return None
+    first = min(rows, key=lambda labels: _rank(labels.get("rank")))
+    return WitnessInfo(
+        vllm=first.get("vllm", ""),
+        runtime=first.get("runtime", ""),
+        known_build=first.get("known_build", "").lower() in {"true", "1"},
+        platform=first.get("platform", ""),
+        decode_backend=first.get("decode_backend", ""),
+    )
+
+
+def workers_of_table(table: Any) -> tuple[WorkerPage, ...]:
+    """Pages of a ``GET /k3/witness`` answer; raises ValueError when it is not such a table."""
+    schema = table.get("schema") if isinstance(table, Mapping) else None
+    workers = table.get("workers") if schema == TABLE_SCHEMA else None
+    if schema != TABLE_SCHEMA or not isinstance(workers, list | tuple):
+        raise ValueError(f"not a witness table (schema `{TABLE_SCHEMA}` with `workers` expected)")
+    return tuple(_worker(page) for page in workers if isinstance(page, Mapping))
+
+
+def total(counts_by_rank: Mapping[int, Counts]) -> Counts:
+    """Sum over ranks."""
+    summed: dict[StepKey, StepCount] = {}
+    for counts in counts_by_rank.values():
+        for key, count in counts.items():
+            summed[key] = summed.get(key, StepCount()) + count
+    return summed
+
+
+def difference(older: Counts, newer: Counts) -> Counts | None:
+    """Steps between two readings; None when any counter went backwards (the worker restarted)."""
+    changed = {key: count - older.get(key, StepCount()) for key, count in newer.items()}
+    if any(count.steps < 0 for count in changed.values()) or any(key not in newer for key in older):
+        return None
+    return {key: count for key, count in changed.items() if count.steps > 0}
+
+
+def decode_steps(counts: Counts) -> float:
+    """Steps with at least one decoding request: pure decode and mixed ones."""
+    return sum(count.steps for key, count in counts.items() if key.kind in {"decode", "mixed"})
+
+
+def engagement(counts: Counts) -> float | None:
+    """Share of decode and mixed steps that ran the specialized path; None without such steps."""
+    steps = decode_steps(counts)
+    if steps <= 0:
+        return None
+    return sum(count.steps for key, count in counts.items() if key.path == "specialized") / steps
+
+
+def by_reason(counts: Counts) -> tuple[tuple[str, float], ...]:
+    """Standard decode and mixed steps by reason code, most first."""
+    steps: dict[str, float] = {}
+    for key, count in counts.items():
+        if key.path != "specialized" and key.kind in {"decode", "mixed"}:
+            steps[key.reason] = steps.get(key.reason, 0.0) + count.steps
+    return tuple(sorted(steps.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _key(labels: Mapping[str, Any]) -> StepKey:
+    return StepKey(*(str(labels.get(name, "")) for name in ("path", "kind", "mode", "reason")))
+
+
+def _rank(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return 0
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
+def _worker(page: Mapping[str, Any]) -> WorkerPage:
+    steps = page.get("steps")
+    counts: dict[StepKey, StepCount] = {}
+    for row in steps if isinstance(steps, list) else []:
+        if isinstance(row, Mapping):
+            count = StepCount(*(_number(row.get(name)) for name in ("steps", "rows", "tokens")))
+            counts[_key(row)] = counts.get(_key(row), StepCount()) + count
+    refused = page.get("refused")
+    return WorkerPage(
+        rank=_rank(page.get("rank")),
+        runtime=str(page.get("runtime", "")),
+        vllm=str(page.get("vllm", "")),
+        known_build=page.get("known_build") is True,
+        platform=str(page.get("platform", "")),
+        decode_backend=str(page.get("decode_backend", "")),
+        max_rows=int(_number(page.get("max_rows"))),
+        query_len=int(_number(page.get("query_len"))),
+        refused=tuple(str(reason) for reason in refused) if isinstance(refused, list) else (),
+        counts=counts,
+    )
