@@ -99,7 +99,15 @@ def emit_error(error: K3Error, *, as_json: bool) -> None:
 
 def note(text: str) -> None:
     """Narration for people: stderr, one line."""
-    print(text, file=sys.stderr, flush=True)
+    print(text + ("\x1b[K" if sys.stderr.isatty() else ""), file=sys.stderr, flush=True)
+
+
+def progress(text: str) -> bool:
+    """Narration that the next line replaces, on a terminal; False (and nothing written) elsewhere."""
+    if not sys.stderr.isatty():
+        return False
+    print(f"\r{text}\x1b[K\r", end="", file=sys.stderr, flush=True)
+    return True
 
 
 def write_text(text: str) -> None:
@@ -123,7 +131,10 @@ def _print_blocks(blocks: Sequence[Block]) -> None:
     from rich.console import Console
 
     console = Console(
-        file=sys.stdout, width=None if sys.stdout.isatty() else _pipe_width(), soft_wrap=False, highlight=False
+        file=sys.stdout,
+        width=None if sys.stdout.isatty() else _pipe_width(),
+        soft_wrap=False,
+        highlight=False,
     )
     for block in blocks:
         if isinstance(block, Lines):

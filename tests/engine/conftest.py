@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +11,12 @@ import pytest
 
 from k3ctl.engine import procs, rundir
 
+FACTS = '{"python":[3,11,7],"vllm":"0.33.0","torch":"2.13.0","runtime":true,"plugins":["lora"]}'
 FAKE = Path(__file__).with_name("fake_engine.py")
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
 
 
 @pytest.fixture
@@ -24,12 +27,12 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fake_python(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `python` that has vLLM 0.33.0 and our runtime as far as anyone asks, and runs the fake engine for it."""
+    """A `python` that claims vLLM 0.33.0 and our runtime, and runs the fake engine instead."""
     script = tmp_path / "python"
     script.write_text(
         f"""#!/bin/sh
 case "$*" in
-  *importlib.metadata*) echo '{{"python":[3,11,7],"vllm":"0.33.0","torch":"2.13.0","runtime":true,"plugins":["lora"]}}' ;;
+  *importlib.metadata*) echo '{FACTS}' ;;
   *runtime.tiny*) eval "out=\\${{$#}}"; mkdir -p "$out"; echo '{{}}' > "$out/config.json" ;;
   *) exec {sys.executable} {FAKE} "$@" ;;
 esac
@@ -43,7 +46,7 @@ esac
 @pytest.fixture
 def leftovers(state_dir: Path) -> Iterator[Callable[[], dict[str, list[str]]]]:
     """What the runs of this test hold now: processes, shared-memory files, socket directories."""
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
 
     def look() -> dict[str, list[str]]:
         sessions = {run.session for run in rundir.all_runs()} - {0}
@@ -53,20 +56,12 @@ def leftovers(state_dir: Path) -> Iterator[Callable[[], dict[str, list[str]]]]:
                 for p in procs.everyone()
                 if p.session in sessions and p.state not in "ZX"
             ],
-            "segments": sorted(set(os.listdir("/dev/shm")) - before),
-            "sockets": [run.ipc_dir for run in rundir.all_runs() if run.ipc_dir and Path(run.ipc_dir).exists()],
+            "segments": sorted(shared_memory() - before),
+            "sockets": [
+                run.ipc_dir for run in rundir.all_runs() if run.ipc_dir and Path(run.ipc_dir).exists()
+            ],
         }
 
     yield look
     for pid in [int(line.split()[0]) for line in look()["processes"]]:
         procs.send(pid, 9)
-
-
-NOTHING: dict[str, list[str]] = {"processes": [], "segments": [], "sockets": []}
-
-
-def until(true: Callable[[], object], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.05)

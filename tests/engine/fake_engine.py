@@ -25,9 +25,14 @@ from pathlib import Path
 STATE = {"generated": 0.0, "running": 0}
 
 
+def say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def log(who: str, text: str, level: str = "INFO") -> None:
     stamp = time.strftime("%m-%d %H:%M:%S")
-    print(f"({who} pid={os.getpid()}) {level} {stamp} [fake.py:1] {text}", flush=True)
+    say(f"({who} pid={os.getpid()}) {level} {stamp} [fake.py:1] {text}\n")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -114,7 +119,10 @@ def serve() -> None:
         sys.exit(1)
     core = subprocess.Popen([sys.executable, __file__, "core"])
     for k in range(1, 4):
-        log("Worker_TP0", f"Loading safetensors checkpoint shards: {33 * k}% Completed | {k}/3 [00:01<00:0{3 - k}, 1s/it]")
+        log(
+            "Worker_TP0",
+            f"Loading safetensors checkpoint shards: {33 * k}% Completed | {k}/3 [00:01<00:0{3 - k}, 1s/it]",
+        )
         time.sleep(float(os.environ.get("FAKE_START_S", "0.3")) / 3)
 
     def ended(*_: object) -> None:
@@ -128,7 +136,7 @@ def serve() -> None:
     server = ThreadingHTTPServer((option("--host", "127.0.0.1"), int(option("--port", "8000"))), Handler)
     log("APIServer", f"Starting vLLM server on http://127.0.0.1:{server.server_port}")
     for _ in range(int(os.environ.get("FAKE_LOG_MB", "0"))):
-        print(("x" * 1023 + "\n") * 1024, end="", flush=True)
+        say(("x" * 1023 + "\n") * 1024)
     server.serve_forever()
 
 

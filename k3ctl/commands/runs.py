@@ -1,0 +1,159 @@
+"""``k3ctl ps``, ``k3ctl logs``, ``k3ctl stop``: engines that were started with ``k3ctl serve``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from k3ctl import output
+from k3ctl.errors import ExitCode, UsageError
+from k3ctl.output import CommandResult, Lines, Table
+
+if TYPE_CHECKING:
+    from k3ctl.engine.rundir import Run
+
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN]", help="Run id, its beginning, or its URL; default: the live run."),
+]
+RunsArgument = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or URLs.")]
+
+
+def register(app: typer.Typer, command: Any) -> None:
+    """Add ``ps``, ``logs`` and ``stop``."""
+    command(app, "ps", epilog="Examples: k3ctl ps · k3ctl ps --all --json")(ps)
+    command(app, "logs", epilog="Examples: k3ctl logs · k3ctl logs -n 200 3f9a · k3ctl logs -f")(logs)
+    command(app, "stop", epilog="Examples: k3ctl stop · k3ctl stop 3f9a · k3ctl stop --all")(stop)
+
+
+def ps(
+    every: Annotated[bool, typer.Option("--all", "-a", help="Show runs that have ended too.")] = False,
+) -> CommandResult:
+    """List the engines that k3ctl runs on this machine."""
+    from k3ctl.engine import rundir
+
+    shown = [run for run in rundir.all_runs() if every or run.live() or run.status() == "lost"]
+    rows = [
+        [run.id, run.profile, run.status(), run.url, str(run.engine_pid or ""), _age(run), run.reason]
+        for run in shown
+    ]
+    table = Table(
+        ["run", "profile", "state", "url", "pid", "age", "reason"], rows, right=frozenset({"pid", "age"})
+    )
+    nothing = Lines(
+        ["no engine is running" + ("" if every else "; `k3ctl ps --all` shows the ones that ended")]
+    )
+    return CommandResult(
+        "k3ctl.ps/1", {"runs": [as_data(run) for run in shown]}, [table if rows else nothing]
+    )
+
+
+def logs(
+    run_id: RunArgument = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the engine ends.")] = False,
+) -> CommandResult:
+    """Print the end of an engine's log."""
+    run = _chosen(run_id)
+    tail = _tail(run, lines)
+    if follow:
+        _follow(run, tail)
+        tail = []
+    return CommandResult(
+        "k3ctl.logs/1", {"run": run.id, "log": str(run.engine_log), "lines": tail}, [Lines(tail)]
+    )
+
+
+def stop(
+    run_ids: RunsArgument = None,
+    every: Annotated[bool, typer.Option("--all", help="Stop every running engine.")] = False,
+) -> CommandResult:
+    """Stop engines and take away whatever they hold: processes, ports, shared memory."""
+    from k3ctl.engine import launch, rundir
+
+    if every and run_ids:
+        raise UsageError("give either run ids or --all")
+    if every:
+        chosen = [run for run in rundir.all_runs() if run.live() or run.status() == "lost"]
+    else:
+        chosen = [rundir.find(run_id) for run_id in run_ids] if run_ids else [_chosen(None)]
+    ended = [launch.stop(run) for run in chosen]
+    lines = [f"{run.id}: {run.state}" for run in ended] or ["no engine is running"]
+    data = {"runs": [as_data(run) for run in ended]}
+    left = any(run.status() not in rundir.FINAL_STATES for run in ended)
+    return CommandResult("k3ctl.stop/1", data, [Lines(lines)], ExitCode.FAILED if left else ExitCode.OK)
+
+
+def as_data(run: Run) -> dict[str, Any]:
+    """A run for scripts."""
+    return {
+        "id": run.id,
+        "profile": run.profile,
+        "state": run.status(),
+        "url": run.url,
+        "host": run.host,
+        "port": run.port,
+        "served_model_name": run.served_model_name,
+        "pid": run.pid,
+        "engine_pid": run.engine_pid,
+        "started_at": run.started_at,
+        "ready_at": run.ready_at,
+        "ended_at": run.ended_at,
+        "exit_code": run.exit_code,
+        "reason": run.reason,
+        "findings": [dict(finding) for finding in run.findings],
+        "run_dir": str(run.dir),
+        "log": str(run.engine_log),
+    }
+
+
+def _chosen(run_id: str | None) -> Run:
+    from k3ctl.engine import rundir
+
+    if run_id:
+        return rundir.find(run_id)
+    live = [run for run in rundir.all_runs() if run.live()]
+    if len(live) > 1:
+        raise UsageError(f"{len(live)} engines are running: name one", reasons=[run.id for run in live])
+    if not live:
+        raise UsageError(
+            "no engine is running", hint="`k3ctl ps --all` shows the ones that ended; name one of them"
+        )
+    return live[0]
+
+
+def _tail(run: Run, count: int, window_bytes: int = 4 << 20) -> Sequence[str]:
+    """The last lines, from the last megabytes at most."""
+    try:
+        with run.engine_log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - window_bytes))
+            text = file.read(window_bytes).decode(errors="replace")
+    except OSError as error:
+        raise UsageError(f"cannot read `{run.engine_log}`: {error.strerror or error}") from error
+    return text.splitlines()[-count:] if count else []
+
+
+def _follow(run: Run, tail: Sequence[str]) -> None:
+    from k3ctl.engine import rundir
+    from k3ctl.engine.stages import LogFollower
+
+    for line in tail:
+        output.write_text(line)
+    follower = LogFollower(run.engine_log, from_end=True)
+    alive = True
+    while alive:
+        # asked before reading: lines that come with the end are still shown
+        alive = rundir.read(run.dir).live()
+        for line in follower.lines():
+            output.write_text(line)
+        time.sleep(0.2 if alive else 0)
+
+
+def _age(run: Run) -> str:
+    from k3ctl.engine.stages import duration
+
+    return duration((run.ended_at or time.time()) - run.started_at)
