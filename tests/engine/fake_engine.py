@@ -90,6 +90,7 @@ def engine_core() -> None:
             held[0:4] = b"fake"
             globals()["held"] = held
     worker = subprocess.Popen([sys.executable, __file__, "worker"])
+    os.write(int(sys.argv[2]), b".")
     log("EngineCore", "init engine (profile, create kv cache, warmup model) took 0.10 s")
     worker.wait()
 
@@ -117,7 +118,9 @@ def serve() -> None:
     if os.environ.get("FAKE_DIE") == "start":
         log("EngineCore", "ValueError: No available memory for the cache blocks.", "ERROR")
         sys.exit(1)
-    core = subprocess.Popen([sys.executable, __file__, "core"])
+    reading, writing = os.pipe()
+    core = subprocess.Popen([sys.executable, __file__, "core", str(writing)], pass_fds=(writing,))
+    os.close(writing)
     for k in range(1, 4):
         log(
             "Worker_TP0",
@@ -131,6 +134,7 @@ def serve() -> None:
             os._exit(0)
 
     signal.signal(signal.SIGTERM, ended)
+    os.read(reading, 1)
     # vLLM's front end ends when its engine core dies
     threading.Thread(target=lambda: (core.wait(), os._exit(1)), daemon=True).start()
     server = ThreadingHTTPServer((option("--host", "127.0.0.1"), int(option("--port", "8000"))), Handler)
