@@ -1,0 +1,26 @@
+"""Checks: pure judgements about what ``gpus`` and ``host`` read.
+
+``evaluate`` gives the findings, ``domains`` the NVLink groups, ``verdict`` the short answer.
+"""
+
+from k3ctl.checks.domains import Domain, domains
+from k3ctl.checks.evaluate import evaluate
+from k3ctl.checks.finding import RULES, Area, Finding, Rule, Severity
+from k3ctl.checks.products import Kind, Product, classify
+from k3ctl.checks.verdict import Verdict, verdict
+
+__all__ = [
+    "RULES",
+    "Area",
+    "Domain",
+    "Finding",
+    "Kind",
+    "Product",
+    "Rule",
+    "Severity",
+    "Verdict",
+    "classify",
+    "domains",
+    "evaluate",
+    "verdict",
+]

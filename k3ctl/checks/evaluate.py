@@ -1,0 +1,101 @@
+"""Run the rules over what was read: pure, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from k3ctl.checks import multicast, rules
+from k3ctl.checks.domains import domains
+from k3ctl.checks.finding import RULES, Area, Finding, Rule
+from k3ctl.checks.products import Kind, classify
+from k3ctl.checks.view import ClusterView, NodeView
+from k3ctl.gpus.types import Node, Snapshot
+from k3ctl.host.types import Host
+
+if TYPE_CHECKING:
+    from k3ctl.profiles.schema import Requires
+
+assert rules  # importing the package declares the rules
+
+Hosts = Host | Mapping[str, Host] | None
+"""Facts beside the GPUs: one host for a one-node snapshot, or a mapping by host name."""
+
+
+def evaluate(snapshot: Snapshot, host: Hosts = None, requires: Requires | None = None) -> list[Finding]:
+    """Every finding about ``snapshot``, worst first.
+
+    Without ``host`` only the rules about GPUs, services and environment can speak. With ``requires`` (a
+    profile's section) its demands are judged too, and findings about what the profile does not need are left
+    out.
+    """
+    views = [view_of(node, _host_of(node, host, len(snapshot.nodes))) for node in snapshot.nodes]
+    cluster = ClusterView(views, domains(snapshot), requires)
+    found = sort([*_node_findings(views), *_cluster_findings(cluster)])
+    return found if requires is None else [finding for finding in found if concerns(finding, requires)]
+
+
+def concerns(finding: Finding, requires: Requires) -> bool:
+    """Whether a profile with these requirements cares about ``finding``."""
+    rule = RULES[finding.id]
+    if requires.gpus == 0 and Kind.NONE not in rule.kinds:
+        return False
+    return finding.area in _areas(requires)
+
+
+def _areas(requires: Requires) -> set[Area]:
+    areas = {Area.HOST, Area.REPORT, Area.PROFILE}
+    if requires.gpus:
+        areas |= {Area.DRIVER, Area.GPU, Area.STORAGE, Area.ENGINE}
+    if requires.gpus > 1:
+        areas.add(Area.NVLINK)
+    if requires.multicast:
+        areas.add(Area.MULTICAST)
+    if requires.nodes > 1:
+        areas.add(Area.MULTI_NODE)
+    return areas
+
+
+def view_of(node: Node, host: Host | None) -> NodeView:
+    """``node`` with its product class and multicast verdict."""
+    product = classify(node)
+    env = dict(node.env)
+    if host:
+        env |= {setting.name: setting.value for setting in host.settings}
+    return NodeView(node=node, product=product, multicast=multicast.judge(node, product, env), host=host)
+
+
+def sort(findings: Iterable[Finding]) -> list[Finding]:
+    """Worst first, then in the order of the rules, then by place."""
+    order = {id_: position for position, id_ in enumerate(RULES)}
+    return sorted(findings, key=lambda f: (-f.severity, order.get(f.id, len(order)), f.node, f.where))
+
+
+def _host_of(node: Node, host: Hosts, count: int) -> Host | None:
+    if host is None or isinstance(host, Host):
+        return host if count == 1 else None
+    return host.get(node.hostname)
+
+
+def _node_findings(views: list[NodeView]) -> Iterator[Finding]:
+    for rule in RULES.values():
+        if rule.cluster:
+            continue
+        for view in views:
+            if view.product.kind in rule.kinds and rule.applies.holds(_version(rule, view)):
+                for hit in rule.check(view):
+                    yield rule.finding(hit, view.node.hostname)
+
+
+def _cluster_findings(cluster: ClusterView) -> Iterator[Finding]:
+    for rule in RULES.values():
+        if rule.cluster:
+            for hit in rule.check(cluster):
+                yield rule.finding(hit)
+
+
+def _version(rule: Rule, view: NodeView) -> str | None:
+    """The version that the rule's range is about, where it is known."""
+    if rule.applies.subject == "vLLM":
+        return view.host.packages.get("vllm") if view.host else None
+    return view.node.nvml.driver

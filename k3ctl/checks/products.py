@@ -1,0 +1,165 @@
+"""Product classes: one fabric reading means different things on an NVL72 tray, an HGX board and a bridge.
+
+Names are matched by exact token: ``GH200`` is not ``H200`` and ``GB300`` is not ``B300``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+from k3ctl.gpus.nvml import is_zero
+from k3ctl.gpus.types import Fabric, Gpu, Node
+from k3ctl.host.values import Refused, known
+
+
+class Kind(Enum):
+    """How the GPUs of a product are connected."""
+
+    NVL72 = "nvl72"
+    """A compute tray of a rack-scale NVLink domain (GB200, GB300): 4 GPUs, no local fabric manager, IMEX."""
+    HGX8 = "hgx8"
+    """A baseboard of 8 GPUs behind NVSwitch, with a local fabric manager (outside, in a pass-through VM)."""
+    BRIDGE = "bridge"
+    """PCIe cards joined by NVLink bridges: point to point, no switch, no multicast."""
+    PCIE = "pcie"
+    """No NVLink."""
+    UNIFIED = "unified"
+    """One GPU that shares the host's memory (GB10)."""
+    NONE = "none"
+    """No GPU that NVML can see."""
+    UNKNOWN = "unknown"
+    """Captures that do not tell."""
+
+
+ALL_KINDS = frozenset(Kind)
+SWITCHED = frozenset({Kind.NVL72, Kind.HGX8})
+GPU_KINDS = ALL_KINDS - {Kind.NONE}
+
+HGX_CHIPS = ("H100", "H200", "H20", "H800", "B200", "B300")
+"""Chips that are sold on 8-GPU boards, and, with NVL or PCIe in the name, as cards."""
+RACK_CHIPS = ("GB200", "GB300")
+UNIFIED_CHIPS = {"GB10": "dgx-spark"}
+BOARD_GPUS = 8
+TRAY_GPUS = 4
+PARTIAL_COUNTS = (1, 2, 4)
+"""GPU counts of the partitions that a fabric manager passes to a VM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product class. ``chip`` is the name token, ``expected_gpus`` per host (None: any number)."""
+
+    id: str
+    kind: Kind
+    chip: str = ""
+    expected_gpus: int | None = None
+
+    @property
+    def blackwell(self) -> bool:
+        """Compute capability family 10.x, which vLLM's specialized decode path needs."""
+        return self.chip in ("B200", "B300", *RACK_CHIPS)
+
+
+NO_GPU = Product("none", Kind.NONE)
+
+
+def tokens(name: str) -> list[str]:
+    """Words of a product name: ``NVIDIA B300 SXM6 AC`` → [NVIDIA, B300, SXM6, AC]."""
+    return [word for word in re.split(r"[\s\-_/]+", name) if word]
+
+
+def chip_of(name: str) -> str:
+    """The chip token in a product name, empty when none is known."""
+    chips = (*RACK_CHIPS, *HGX_CHIPS, *UNIFIED_CHIPS, "GH200")
+    return next((word for word in tokens(name) if word in chips), "")
+
+
+def classify(node: Node) -> Product:
+    """The product class of a host: by name, and by fabric, links and count where names are missing."""
+    if not node.gpus:
+        return (
+            Product("unknown", Kind.UNKNOWN) if node.nvml.error is None and not node.nvml.driver else NO_GPU
+        )
+    gpus = node.present
+    names = Counter(name for gpu in gpus if (name := known(gpu.name, "")))
+    if not names:
+        return _by_shape(node)
+    # accelerators beside the data-centre chip (a display card in a workstation) do not decide the class
+    name = max(names, key=lambda n: (bool(chip_of(n)), names[n]))
+    return _by_name(name, node)
+
+
+def _by_name(name: str, node: Node) -> Product:
+    chip, words = chip_of(name), tokens(name)
+    same = [gpu for gpu in node.present if known(gpu.name, "") == name]
+    if chip in UNIFIED_CHIPS:
+        return Product(UNIFIED_CHIPS[chip], Kind.UNIFIED, chip)
+    if chip in RACK_CHIPS:
+        return _rack(chip, same)
+    if chip in HGX_CHIPS and "PCIe" not in words:
+        if "NVL" in words:
+            return Product(f"{chip.lower()}-nvl", Kind.BRIDGE, chip)
+        return _board(chip, node, len(node.gpus))
+    kind = (
+        Kind.BRIDGE
+        if any(known(link.remote_type, -1) == 0 for gpu in same for link in gpu.links)
+        else Kind.PCIE
+    )
+    return Product(kind.value, kind, chip)
+
+
+def _rack(chip: str, gpus: list[Gpu]) -> Product:
+    """One GB300 without NVLink or fabric is a workstation, not a tray: the name alone does not mean NVL72."""
+    read = [gpu.fabric for gpu in gpus if isinstance(gpu.fabric, Fabric)]
+    outside = bool(read) and not any(f.state in (1, 2, 3) for f in read) and not any(g.links for g in gpus)
+    if len(gpus) == 1 and outside:
+        return Product(f"{chip.lower()}-station", Kind.PCIE, chip, 1)
+    return Product(f"{chip.lower()}-nvl72", Kind.NVL72, chip, TRAY_GPUS)
+
+
+def _board(chip: str, node: Node, count: int) -> Product:
+    if node.virt != "none" and count in PARTIAL_COUNTS:
+        return Product(f"{chip.lower()}-sxm-partial", Kind.HGX8, chip, count)
+    return Product(f"hgx-{chip.lower()}", Kind.HGX8, chip, BOARD_GPUS)
+
+
+def _by_shape(node: Node) -> Product:
+    """Captures without product names: the count, the fabric and the NVLink matrix tell what they can."""
+    gpus = node.present
+    fabrics = [gpu.fabric for gpu in gpus if isinstance(gpu.fabric, Fabric)]
+    if any(not is_zero(f.cluster_uuid) for f in fabrics) and len(gpus) <= TRAY_GPUS:
+        return Product("nvl72", Kind.NVL72, expected_gpus=TRAY_GPUS)
+    if fabrics and len(gpus) <= TRAY_GPUS and _segmented(gpus):
+        return Product("nvl72", Kind.NVL72, expected_gpus=TRAY_GPUS)
+    if fabrics and len(gpus) > TRAY_GPUS:
+        return Product("hgx8", Kind.HGX8, expected_gpus=BOARD_GPUS)
+    if not fabrics and gpus and all(_refused(gpu.fabric) for gpu in gpus):
+        return Product("pcie", Kind.PCIE)
+    return _by_matrix(node)
+
+
+def _by_matrix(node: Node) -> Product:
+    nvlink = [known(pair.p2p.nvlink, -1) for pair in node.pairs]
+    if nvlink and all(status > 0 for status in nvlink) and any(known(p.ancestor, 0) for p in node.pairs):
+        return Product("pcie", Kind.PCIE)
+    if nvlink and any(status > 0 for status in nvlink) and any(status == 0 for status in nvlink):
+        return Product("bridge", Kind.BRIDGE)
+    if len(node.gpus) == TRAY_GPUS and all(isinstance(g.gpu_numa_node, int) for g in node.present):
+        return Product("nvl72", Kind.NVL72, expected_gpus=TRAY_GPUS)
+    if len(node.gpus) == BOARD_GPUS:
+        return Product("hgx8", Kind.HGX8, expected_gpus=BOARD_GPUS)
+    return Product("unknown", Kind.UNKNOWN)
+
+
+def _refused(value: object) -> bool:
+    """Asked and refused, as against never asked."""
+    return isinstance(value, Refused) and value.code >= 0
+
+
+def _segmented(gpus: tuple[Gpu, ...]) -> bool:
+    """Grace gives every GPU a PCI domain of its own, none of them 0."""
+    domains = [known(gpu.pci.bus_id, "").split(":")[0].lstrip("0") for gpu in gpus]
+    return all(domains) and len(set(domains)) == len(gpus)

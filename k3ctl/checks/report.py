@@ -1,0 +1,114 @@
+"""One report over one or several hosts: what was read, the short answer, the findings, what can run here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from k3ctl.checks.domains import Domain, domains
+from k3ctl.checks.evaluate import evaluate
+from k3ctl.checks.finding import Finding, Severity
+from k3ctl.checks.verdict import Verdict, verdict
+from k3ctl.gpus.files import to_json
+from k3ctl.gpus.types import Snapshot
+from k3ctl.host.codec import encode
+from k3ctl.host.types import SCHEMA as HOST_SCHEMA
+from k3ctl.host.types import Host
+
+if TYPE_CHECKING:
+    from k3ctl.profiles.schema import Profile, Requires
+
+SCHEMA = "k3ctl.doctor/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """Whether a profile's requirements are met by the hosts of a report; ``reasons`` say why not."""
+
+    profile: str
+    possible: bool
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A judged reading. ``notes`` are inputs that could not be used, one line each."""
+
+    snapshot: Snapshot
+    hosts: Mapping[str, Host]
+    verdict: Verdict
+    domains: tuple[Domain, ...]
+    findings: tuple[Finding, ...]
+    runnable: tuple[Runnable, ...] = ()
+    profile: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def failed(self) -> bool:
+        """At least one finding is a failure."""
+        return any(finding.severity is Severity.FAIL for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``data`` of ``k3ctl doctor --json``; ``k3ctl doctor merge`` reads it back."""
+        return {
+            "verdict": self.verdict.to_json(),
+            "domains": [
+                {"name": d.name, "product": d.product.id, "gpus": d.size, "hosts": list(d.hosts)}
+                | {"largest_tp": d.largest_tp, "k3_tp": d.largest_k3_tp}
+                for d in self.domains
+            ],
+            "findings": [finding.to_json() for finding in self.findings],
+            "counts": {s.name.lower(): sum(f.severity is s for f in self.findings) for s in Severity},
+            "profile": self.profile,
+            "can_run": [encode(entry) for entry in self.runnable],
+            "notes": list(self.notes),
+            "snapshot": to_json(self.snapshot),
+            "hosts": [{"schema": HOST_SCHEMA} | encode(host) for host in self.hosts.values()],
+        }
+
+
+def judge(
+    snapshot: Snapshot,
+    hosts: Mapping[str, Host],
+    *,
+    profile: Profile | None = None,
+    profiles: Iterable[Profile] = (),
+    extra: Sequence[Finding] = (),
+    notes: Sequence[str] = (),
+) -> Report:
+    """Judge a reading. ``profile`` narrows the findings; ``profiles`` are tried for "what can run here"."""
+    from k3ctl.checks.evaluate import sort
+
+    requires = profile.requires if profile else None
+    return Report(
+        snapshot=snapshot,
+        hosts=hosts,
+        verdict=verdict(snapshot),
+        domains=tuple(domains(snapshot)),
+        findings=tuple(sort([*evaluate(snapshot, hosts, requires), *extra])),
+        runnable=tuple(_runnable(p.name, p.requires, snapshot, hosts) for p in profiles),
+        profile=profile.name if profile else None,
+        notes=tuple(notes),
+    )
+
+
+def _runnable(name: str, requires: Requires, snapshot: Snapshot, hosts: Mapping[str, Host]) -> Runnable:
+    failed = [f for f in evaluate(snapshot, hosts, requires) if f.severity is Severity.FAIL]
+    own = [f for f in failed if f.id.startswith("profile.")] or failed
+    return Runnable(name, not failed, tuple(dict.fromkeys(finding.evidence for finding in own)))
+
+
+def grouped(findings: Iterable[Finding]) -> list[Finding]:
+    """The same finding in several places as one, its places joined."""
+    merged: dict[tuple[Any, ...], list[Finding]] = {}
+    for finding in findings:
+        merged.setdefault((finding.id, finding.severity, finding.node, finding.evidence), []).append(finding)
+    return [replace(same[0], where=_places([f.where for f in same])) for same in merged.values()]
+
+
+def _places(places: Sequence[str]) -> str:
+    named = [place for place in dict.fromkeys(places) if place]
+    if len(named) > 2 and all(place.startswith("GPU ") for place in named):
+        return "GPU " + ", ".join(place.split()[1] for place in named)
+    return ", ".join(named)

@@ -1,0 +1,5 @@
+"""The rules, one module per area. Importing this package fills ``finding.RULES``."""
+
+from k3ctl.checks.rules import cluster, driver, environment, fabric, gpu, host, imex, kernel, nvlink, profile
+
+__all__ = ["cluster", "driver", "environment", "fabric", "gpu", "host", "imex", "kernel", "nvlink", "profile"]

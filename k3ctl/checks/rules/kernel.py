@@ -1,0 +1,91 @@
+"""GPU faults in the kernel log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
+from k3ctl.checks.view import NodeView
+from k3ctl.host.kernel_log import OFF_BUS_XID
+from k3ctl.host.types import Xid
+
+XID_DOC = Source("https://docs.nvidia.com/deploy/xid-errors/index.html", "2026-11")
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68})
+"""Faults that a program can cause; the GPU itself is usually fine."""
+HARDWARE_XIDS = frozenset(
+    {48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 136, 140, 143, 144, 145, 149, 150, 154}
+)
+
+
+@rule(
+    "gpu.off-bus",
+    Severity.FAIL,
+    Area.GPU,
+    "A GPU has fallen off the bus",
+    blocks="any group that includes this GPU",
+    remedy="power-cycle the host; if it happens again have the GPU, its power or its riser replaced",
+    sources=(Source("https://github.com/leptonai/gpud/pull/1209", "2026-02-14", "may carry no Xid"), XID_DOC),
+)
+def off_bus(view: NodeView) -> Iterator[Hit]:
+    for fault in _faults(view):
+        if fault.code in (None, OFF_BUS_XID):
+            yield Hit(
+                f"kernel log: Xid {fault.code}" if fault.code else "kernel log, without an Xid", fault.bus_id
+            )
+
+
+@rule(
+    "xid.hardware",
+    Severity.FAIL,
+    Area.GPU,
+    "The kernel log holds a hardware fault of a GPU",
+    blocks="trust in this GPU",
+    remedy="look the Xid up, reset the GPU, and take it out of service if it comes back",
+    sources=(
+        XID_DOC,
+        Source("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1355", "2026", "Xid 145"),
+    ),
+)
+def hardware(view: NodeView) -> Iterator[Hit]:
+    for fault in _faults(view):
+        if fault.code in HARDWARE_XIDS and fault.code != OFF_BUS_XID:
+            yield Hit(_text(fault), fault.bus_id)
+
+
+@rule(
+    "xid.application",
+    Severity.WARN,
+    Area.GPU,
+    "The kernel log holds a fault that a program can cause",
+    blocks="",
+    remedy="find the rank by its pid in the engine log; check versions and context length of that run",
+    sources=(XID_DOC, Source("https://github.com/sgl-project/sglang/issues/32855", "2026-07-30", "Xid 13")),
+)
+def application(view: NodeView) -> Iterator[Hit]:
+    for fault in _faults(view):
+        if fault.code in APPLICATION_XIDS:
+            yield Hit(_text(fault), fault.bus_id)
+
+
+@rule(
+    "xid.other",
+    Severity.WARN,
+    Area.GPU,
+    "The kernel log holds an Xid that this k3ctl does not class",
+    blocks="",
+    remedy="look the Xid up",
+    sources=(XID_DOC,),
+)
+def other(view: NodeView) -> Iterator[Hit]:
+    for fault in _faults(view):
+        if fault.code is not None and fault.code not in APPLICATION_XIDS | HARDWARE_XIDS | {OFF_BUS_XID}:
+            yield Hit(_text(fault), fault.bus_id)
+
+
+def _faults(view: NodeView) -> tuple[Xid, ...]:
+    return (view.host.xids or ()) if view.host else ()
+
+
+def _text(fault: Xid) -> str:
+    who = f", pid {fault.pid} ({fault.process})" if fault.pid and fault.process else ""
+    return f"Xid {fault.code}{who}: {fault.text}" if fault.text else f"Xid {fault.code}{who}"

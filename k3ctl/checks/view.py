@@ -1,0 +1,48 @@
+"""What a rule may look at: one host with its derived facts, or all hosts of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from k3ctl.checks.domains import Domain
+from k3ctl.checks.multicast import Multicast
+from k3ctl.checks.products import Product
+from k3ctl.gpus.types import Node
+from k3ctl.host.types import Host, Setting
+
+if TYPE_CHECKING:
+    from k3ctl.profiles.schema import Requires
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One host. ``host`` is None when only a GPU snapshot is known."""
+
+    node: Node
+    product: Product
+    multicast: Multicast
+    host: Host | None = None
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """Environment variables by name, with their origin where it is known."""
+        out = {name: Setting(name, value) for name, value in self.node.env.items()}
+        if self.host:
+            out |= {setting.name: setting for setting in self.host.settings}
+        return out
+
+    def setting(self, name: str) -> str:
+        """A variable's value, empty when it is not set."""
+        found = self.settings.get(name)
+        return found.value.strip() if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All hosts of a group, and what a profile requires of them (None: nothing was asked)."""
+
+    views: Sequence[NodeView]
+    domains: Sequence[Domain]
+    requires: Requires | None = None

@@ -1,0 +1,134 @@
+"""A report as text for people, and one rule as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from k3ctl.checks.finding import Finding, Rule, Severity
+from k3ctl.checks.report import Report, Runnable, grouped
+from k3ctl.gpus.types import Node
+from k3ctl.host.types import Host
+from k3ctl.output import Block, Lines, Table
+
+MARKS = {Severity.FAIL: "FAIL", Severity.WARN: "warn", Severity.INFO: "info", Severity.OK: "ok"}
+
+
+def blocks(report: Report) -> list[Block]:
+    """Head lines, the findings worst first, and what can run."""
+    out: list[Block] = [Lines(_head(report))]
+    rows = [_row(finding, several=len(report.snapshot.nodes) > 1) for finding in grouped(report.findings)]
+    if rows:
+        out.append(Table(["", "finding", "where", "read", "what to do"], rows))
+    out.append(Lines(_tail(report)))
+    return out
+
+
+def _head(report: Report) -> list[str]:
+    nodes = report.snapshot.nodes
+    lines = [_node_line(node, report.hosts.get(node.hostname)) for node in nodes[:4]]
+    if len(nodes) > 4:
+        lines.append(f"… and {len(nodes) - 4} more hosts")
+    v = report.verdict
+    if v.gpu_count:
+        lines.append(
+            f"{v.product}: {v.gpu_count} GPUs, largest NVLink domain {v.nvlink_domain_gpus}, "
+            f"largest K3 tensor-parallel size {v.k3_tp}, multicast {v.multicast}, IMEX {v.imex}"
+        )
+    return lines
+
+
+def _node_line(node: Node, host: Host | None) -> str:
+    parts = [node.hostname]
+    if node.gpus:
+        names = dict.fromkeys(str(gpu.name) for gpu in node.present if gpu.name)
+        parts.append(f"{len(node.gpus)} × {', '.join(names) or 'GPU'}")
+    else:
+        parts.append("no GPU")
+    if node.nvml.driver:
+        cuda = node.nvml.cuda_driver or 0
+        parts.append(
+            f"driver {node.nvml.driver}" + (f" (CUDA {cuda // 1000}.{cuda % 1000 // 10})" if cuda else "")
+        )
+    if node.cpu.count:
+        parts.append(f"{node.cpu.count} CPUs")
+    if host and host.memory_total_bytes:
+        available = (host.memory_available_bytes or 0) / 2**30
+        parts.append(f"{available:.0f} of {host.memory_total_bytes / 2**30:.0f} GiB memory free")
+    if host and host.shm_bytes is not None:
+        parts.append(f"/dev/shm {host.shm_bytes / 2**30:.0f} GiB")
+    cache = (
+        next((disk for disk in host.disks if disk.role == "hf-cache" and disk.free_bytes), None)
+        if host
+        else None
+    )
+    if cache and cache.free_bytes:
+        parts.append(f"cache disk {cache.free_bytes / 1e12:.2f} TB free ({cache.fs_type or '?'})")
+    if host and (wanted := _versions(host)):
+        parts.append(wanted)
+    return " · ".join(parts)
+
+
+def _versions(host: Host) -> str:
+    named = [f"{name} {host.packages[name]}" for name in ("vllm", "torch") if name in host.packages]
+    return ", ".join(named) if named else "no vLLM"
+
+
+def _row(finding: Finding, *, several: bool) -> list[str]:
+    places = [finding.node] if several and finding.node else []
+    places += [finding.where] if finding.where else []
+    read = finding.evidence + (f"; blocks {finding.blocks}" if finding.blocks else "")
+    return [MARKS[finding.severity], finding.id, " ".join(places), read, finding.remedy]
+
+
+def _tail(report: Report) -> list[str]:
+    counts = {s: sum(f.severity is s for f in report.findings) for s in Severity}
+    lines = [
+        f"{counts[Severity.FAIL]} failed, {counts[Severity.WARN]} warnings, {counts[Severity.INFO]} notes"
+        + (f" for profile {report.profile}" if report.profile else "")
+    ]
+    lines += _can_run(report.runnable)
+    if report.findings:
+        lines.append(f"why: `k3ctl doctor --explain {report.findings[0].id}`")
+    return lines
+
+
+def _can_run(entries: Iterable[Runnable]) -> list[str]:
+    entries = list(entries)
+    if not entries:
+        return []
+    possible = [entry.profile for entry in entries if entry.possible]
+    lines = [f"can run here: {', '.join(possible) if possible else 'none of the profiles'}"]
+    lines += [
+        f"cannot run {entry.profile}: {'; '.join(entry.reasons)}" for entry in entries if not entry.possible
+    ]
+    return lines
+
+
+def rule_json(rule: Rule) -> dict[str, Any]:
+    """One rule as JSON data."""
+    return {
+        "id": rule.id,
+        "severity": rule.severity.name.lower(),
+        "area": rule.area.value,
+        "title": rule.title,
+        "blocks": rule.blocks,
+        "remedy": rule.remedy,
+        "applies": str(rule.applies),
+        "products": sorted(kind.value for kind in rule.kinds),
+        "about": "group" if rule.cluster else "host",
+        "sources": [{"url": s.url, "date": s.date, "note": s.note} for s in rule.sources],
+    }
+
+
+def rule_blocks(rule: Rule) -> list[Block]:
+    """One rule as text."""
+    data = rule_json(rule)
+    lines = [
+        f"{rule.id} ({MARKS[rule.severity].lower()}): {rule.title}",
+        f"blocks:   {rule.blocks or 'nothing'}",
+        f"do:       {rule.remedy}",
+        f"applies:  {rule.applies}; products {', '.join(data['products'])}",
+    ]
+    lines += [f"source:   {s.url} ({s.date}){' ' + s.note if s.note else ''}" for s in rule.sources]
+    return [Lines(lines)]

@@ -1,0 +1,87 @@
+"""Read this host: GPUs by NVML, CUDA attributes in a child, services, IMEX, environment, host facts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from k3ctl.gpus import cuda, nvml
+from k3ctl.gpus.types import Gpu, Node, Snapshot
+from k3ctl.host import facts, machine, services, settings
+from k3ctl.host.shell import Run, run
+from k3ctl.host.types import Host, Imex
+from k3ctl.host.values import known
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Everything read from this host at one moment."""
+
+    snapshot: Snapshot
+    host: Host
+
+
+def binding() -> Any:
+    """The module ``pynvml`` of nvidia-ml-py, or None when it is not installed."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml if hasattr(pynvml, "nvmlInit") else None
+
+
+def snapshot(nv: Any = None) -> Snapshot:
+    """The GPUs of this host. Raises nothing, needs no driver, takes no GPU memory."""
+    return read_node(nv)[0]
+
+
+def reading(nv: Any = None, exec_: Run = run) -> Reading:
+    """The GPUs of this host and the facts beside them."""
+    shot, answer = read_node(nv, exec_)
+    node = shot.nodes[0]
+    return Reading(
+        snapshot=shot,
+        host=facts.collect(
+            gpu_processes=_processes(node.present),
+            imex_expected=isinstance(node.imex, Imex) and bool(node.imex.channels),
+            libraries=(answer.library,) if answer.library else (),
+            cuda_error=answer.init,
+            exec_=exec_,
+        ),
+    )
+
+
+def read_node(nv: Any = None, exec_: Run = run) -> tuple[Snapshot, cuda.CudaAnswer]:
+    """The one-node snapshot, and what the CUDA driver said beside it."""
+    nv = binding() if nv is None else nv
+    child = cuda.start() if nv is not None else None
+    cpu = machine.cpu()
+    system, gpus, pairs = nvml.read(nv, cpu.count)
+    answer = cuda.finish(child) if child else cuda.CudaAnswer()
+    total, _ = machine.memory_bytes()
+    node = Node(
+        hostname=socket.gethostname(),
+        arch=machine.arch(),
+        kernel=machine.kernel(),
+        virt=machine.virtualization(),
+        cpu=cpu,
+        memory_kib=(total or 0) // 1024,
+        numa=machine.numa(),
+        nvml=system,
+        services=services.services(exec_)
+        if gpus or system.error is None
+        else dict.fromkeys(services.UNITS, services.ABSENT),
+        imex=services.imex(exec_=exec_),
+        env=settings.relevant(os.environ),
+        gpus=gpus,
+        pairs=pairs,
+        cuda=cuda.by_index(answer.devices, gpus),
+        nics=services.nics(),
+    )
+    return Snapshot(nodes=(node,)), answer
+
+
+def _processes(gpus: tuple[Gpu, ...]) -> list[tuple[int, int, int | None]]:
+    return [(gpu.index, process.pid, process.bytes) for gpu in gpus for process in known(gpu.processes, ())]

@@ -1,0 +1,166 @@
+"""Facts about a host beside its GPUs (``k3ctl.host/1``). ``None`` means: not read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SCHEMA = "k3ctl.host/1"
+UNLIMITED = -1
+"""A resource limit without a bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """CPU model and logical processors."""
+
+    model: str = "unknown"
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """A NUMA node; ``cpus`` is empty for GPU memory that appears as a node (Grace)."""
+
+    node: int
+    cpus: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A systemd unit: load state, active state, version of its binary where known."""
+
+    load: str
+    active: str
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Imex:
+    """IMEX: channels in /dev, the major number in /proc/devices, and the answer of ``nvidia-imex-ctl -q``."""
+
+    channels: tuple[int, ...] = ()
+    proc_devices_major: int | None = None
+    ctl_query: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """One RDMA device port."""
+
+    name: str
+    numa: int
+    link_layer: str
+    rate_gbps: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Space where ``path`` resolves to; ``role`` says what it is for (hf-cache, xet-cache, shm)."""
+
+    role: str
+    path: str
+    resolved: str = ""
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    fs_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A TCP port that serving needs."""
+
+    number: int
+    role: str
+    free: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that holds GPU memory; ``name`` is its command, None when it cannot be read."""
+
+    gpu: int
+    pid: int
+    name: str | None = None
+    bytes: int | None = None
+    parent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """A GPU fault in the kernel log; ``code`` is None for "fallen off the bus" without a number."""
+
+    bus_id: str
+    code: int | None = None
+    pid: int | None = None
+    process: str | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImexNode:
+    """One line of the IMEX domain: ``links`` maps a peer's number to its connection state."""
+
+    number: int
+    host: str
+    name: str | None = None
+    status: str = ""
+    version: str | None = None
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ImexDomain:
+    """``nvidia-imex-ctl -N``: the nodes and how they see each other."""
+
+    status: str
+    nodes: tuple[ImexNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A shared library that a serving process would load, in the order in which it would be found."""
+
+    name: str
+    path: str
+    version: str | None = None
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An environment variable that matters, and who set it."""
+
+    name: str
+    value: str
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Facts about one host; ``collected_at`` is unix time in seconds."""
+
+    hostname: str
+    collected_at: float | None = None
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    cgroup_memory_bytes: int | None = None
+    cgroup_cpus: float | None = None
+    container: str | None = None
+    memlock_bytes: int | None = None
+    nofile: int | None = None
+    shm_bytes: int | None = None
+    disks: tuple[Disk, ...] = ()
+    ports: tuple[Port, ...] = ()
+    addresses: tuple[str, ...] | None = None
+    settings: tuple[Setting, ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+    libraries: tuple[Library, ...] = ()
+    processes: tuple[Process, ...] = ()
+    xids: tuple[Xid, ...] | None = None
+    imex_domain: ImexDomain | None = None
+    cuda_error: int | None = None
+    """Result of cuInit (CUresult): 0 ok, None when CUDA was not asked."""
+    python: str = ""
+    k3ctl: str = ""
