@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from k3ctl.checks.domains import Domain, domains
@@ -99,15 +99,35 @@ def _runnable(name: str, requires: Requires, snapshot: Snapshot, hosts: Mapping[
     return Runnable(name, not failed, tuple(dict.fromkeys(finding.evidence for finding in own)))
 
 
-def grouped(findings: Iterable[Finding]) -> list[Finding]:
-    """The same finding in several places as one, its places joined."""
-    merged: dict[tuple[Any, ...], list[Finding]] = {}
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One rule's findings with the same consequence and remedy. ``places`` are (where, what was read)."""
+
+    finding: Finding
+    places: tuple[tuple[str, str], ...]
+
+
+def grouped(findings: Iterable[Finding], *, name_hosts: bool) -> list[Group]:
+    """Findings of one rule together, equal readings joined; ``name_hosts`` puts the host before the place."""
+    same: dict[tuple[Any, ...], list[Finding]] = {}
     for finding in findings:
-        merged.setdefault((finding.id, finding.severity, finding.node, finding.evidence), []).append(finding)
-    return [replace(same[0], where=_places([f.where for f in same])) for same in merged.values()]
+        same.setdefault((finding.id, finding.severity, finding.blocks, finding.remedy), []).append(finding)
+    return [Group(group[0], tuple(_places(group, name_hosts))) for group in same.values()]
 
 
-def _places(places: Sequence[str]) -> str:
+def _places(group: Sequence[Finding], name_hosts: bool) -> Iterator[tuple[str, str]]:
+    readings: dict[str, dict[str, list[str]]] = {}
+    for finding in group:
+        readings.setdefault(finding.evidence, {}).setdefault(finding.node, []).append(finding.where)
+    for evidence, hosts in readings.items():
+        parts = [
+            " ".join(filter(None, [host if name_hosts else "", _join(where)]))
+            for host, where in hosts.items()
+        ]
+        yield "; ".join(filter(None, parts)), evidence
+
+
+def _join(places: Sequence[str]) -> str:
     named = [place for place in dict.fromkeys(places) if place]
     if len(named) > 2 and all(place.startswith("GPU ") for place in named):
         return "GPU " + ", ".join(place.split()[1] for place in named)

@@ -54,14 +54,15 @@ def clique_mismatch(cluster: ClusterView) -> Iterator[Hit]:
     Severity.FAIL,
     Area.MULTI_NODE,
     "The hosts run different drivers",
-    blocks="groups over these hosts: IMEX refuses peers of another version",
+    blocks="groups over these hosts; on a rack IMEX refuses peers of another version",
     remedy="install the same driver on all hosts of the group",
     sources=(DRIVER,),
     cluster=True,
 )
 def driver_mismatch(cluster: ClusterView) -> Iterator[Hit]:
+    rack = any(view.product.kind is Kind.NVL72 for view in cluster.views)
     if text := _skew(cluster, lambda view: view.node.nvml.driver):
-        yield Hit(text)
+        yield Hit(text, severity=None if rack else Severity.WARN)
 
 
 @rule(

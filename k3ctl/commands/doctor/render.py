@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from k3ctl.checks.finding import Finding, Rule, Severity
-from k3ctl.checks.report import Report, Runnable, grouped
+from k3ctl.checks.finding import Rule, Severity
+from k3ctl.checks.report import Group, Report, Runnable, grouped
 from k3ctl.gpus.types import Node
 from k3ctl.host.types import Host
 from k3ctl.output import Block, Lines, Table
 
 MARKS = {Severity.FAIL: "FAIL", Severity.WARN: "warn", Severity.INFO: "info", Severity.OK: "ok"}
+MOST_PLACES = 8
 
 
 def blocks(report: Report) -> list[Block]:
     """Head lines, the findings worst first, and what can run."""
     out: list[Block] = [Lines(_head(report))]
-    rows = [_row(finding, several=len(report.snapshot.nodes) > 1) for finding in grouped(report.findings)]
+    rows = [_row(group) for group in grouped(report.findings, name_hosts=len(report.snapshot.nodes) > 1)]
     if rows:
-        out.append(Table(["", "finding", "where", "read", "what to do"], rows))
+        out.append(Table(["", "finding", "what was read, and what to do"], rows))
     out.append(Lines(_tail(report)))
     return out
 
@@ -74,11 +75,14 @@ def _versions(host: Host) -> str:
     return ", ".join(named) if named else "no vLLM"
 
 
-def _row(finding: Finding, *, several: bool) -> list[str]:
-    places = [finding.node] if several and finding.node else []
-    places += [finding.where] if finding.where else []
-    read = finding.evidence + (f"; blocks {finding.blocks}" if finding.blocks else "")
-    return [MARKS[finding.severity], finding.id, " ".join(places), read, finding.remedy]
+def _row(group: Group) -> list[str]:
+    finding = group.finding
+    lines = [finding.title]
+    lines += [f"{place}: {read}" if place else read for place, read in group.places[:MOST_PLACES]]
+    if len(group.places) > MOST_PLACES:
+        lines.append(f"… and {len(group.places) - MOST_PLACES} more places")
+    lines += [f"blocks {finding.blocks}"] if finding.blocks else []
+    return [MARKS[finding.severity], finding.id, "\n".join([*lines, f"→ {finding.remedy}"])]
 
 
 def _tail(report: Report) -> list[str]:
