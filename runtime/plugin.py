@@ -33,12 +33,13 @@ def register() -> None:
 def _register_cpu() -> None:
     from vllm import ModelRegistry
 
-    from runtime.engine import cpu_ops
+    from runtime.engine import cpu_ops, upstream_fixes
 
     # The CPU platform takes any MLA-shaped config for its own CPU_MLA backend and then forces block size 16, no
     # chunked prefill and no prefix caching. Our latent cache needs none of that.
     os.environ.setdefault("VLLM_MLA_DISABLE", "1")
     cpu_ops.install()
+    upstream_fixes.fix_expand()
     cpu_ops.set_local_world_size()
     for architecture in ARCHITECTURES:
         ModelRegistry.register_model(architecture, "runtime.engine.model:K3ForCausalLM")

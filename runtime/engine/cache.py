@@ -74,6 +74,9 @@ def _rows(
 class LatentMetadataBuilder(AttentionMetadataBuilder[PagedRows]):
     """Rows of the MLA group."""
 
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)  # abstract upstream
+
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> PagedRows:

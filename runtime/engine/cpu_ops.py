@@ -197,27 +197,7 @@ def install() -> list[str]:
         )
     for op in missing:
         setattr(torch.ops._C, op.__name__, op)
-    _fix_expand()
     return [op.__name__ for op in missing]
-
-
-def _fix_expand() -> None:
-    """vLLM 0.32 and 0.33 on CPU expand temperature, top-k and top-p into an int64 *copy* that is thrown away, so that
-    speculative decoding with a temperature samples with uninitialised values.
-    """
-    from vllm.utils import cpu_triton_utils
-
-    def expand(
-        output: Tensor,
-        input_val: Tensor,
-        cu_num_tokens: Tensor,
-        replace_from: float,
-        replace_to: float,
-        MAX_NUM_TOKENS: int | None = None,
-    ) -> None:
-        expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to)
-
-    cpu_triton_utils._expand_kernel_impl = expand
 
 
 def set_local_world_size() -> None:

@@ -16,7 +16,7 @@ from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
 from vllm.platforms import current_platform
 
 from runtime import witness
-from runtime.engine import cpu_ops
+from runtime.engine import cpu_ops, upstream_fixes
 from runtime.engine.cache import KdaCache, LatentCache, PagedRows, kda_state_shape
 from runtime.engine.executor import NullMixer, mixer_for
 from runtime.engine.setup import SPECIALIZED, decode_setup, tensor_parallel_shard
@@ -34,6 +34,7 @@ class K3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         cpu_ops.install_hybrid_kernels()
+        upstream_fixes.fix_accepted_counts()
         self.config = K3Config.from_hf(vllm_config.model_config.hf_config.to_dict())
         self.setup = decode_setup(vllm_config)
         self.model = Decoder(self.config, tensor_parallel_shard())

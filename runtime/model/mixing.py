@@ -82,7 +82,7 @@ def mla_uniform(layer: MlaLayer, q: Tensor, cache: Tensor, lengths: Tensor) -> T
     """B sequences with q tokens each: q [B·q,N,dn+dr], cache [B,S,L+dr], lengths [B] → o [B·q,N,dv]."""
     w_uk, w_uv = layer.up_projections()
     rows = q.unflatten(0, (lengths.shape[0], -1))
-    return mla_absorbed_batched(rows, cache, lengths, w_uk, w_uv, layer.scale).flatten(0, 1)
+    return mla_absorbed_batched(rows, cache, w_uk, w_uv, lengths, layer.scale).flatten(0, 1)
 
 
 def select(inputs: KdaInputs, rows: slice) -> KdaInputs:

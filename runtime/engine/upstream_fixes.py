@@ -1,0 +1,72 @@
+"""Faults of vLLM 0.33.0 that change tokens on the CPU path, repaired from outside.
+
+Each entry says what goes wrong and is covered by a test that fails without it. Applied by the plugin on CPU only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+_MARK = "_k3_fixed"
+
+
+def fix_expand() -> None:
+    """Sampling parameters of speculative decoding.
+
+    The CPU override of ``expand_kernel`` (0.32 and 0.33) fills an int64 *copy* of temperature, top-k and top-p that is
+    thrown away, so that drafts are verified with uninitialised sampling parameters.
+    """
+    from vllm.utils import cpu_triton_utils
+
+    from runtime.engine.cpu_ops import expand_kernel_impl
+
+    def expand(
+        output: Tensor,
+        input_val: Tensor,
+        cu_num_tokens: Tensor,
+        replace_from: float,
+        replace_to: float,
+        MAX_NUM_TOKENS: int | None = None,
+    ) -> None:
+        expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to)
+
+    cpu_triton_utils._expand_kernel_impl = expand
+
+
+def fix_accepted_counts() -> None:
+    """State of a hybrid model with drafts, after a step that had no room for one of its running requests.
+
+    The V1 runner drops such a request from its persistent batch and later adds it again with ``num_accepted_tokens``
+    = 1, although its recurrent state lies in the column of the last accepted draft. We carry the count over the gap;
+    a preempted request starts afresh and keeps the default.
+    """
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    original: Callable[[Any, Any], Any] = GPUModelRunner._update_states
+    if getattr(original, _MARK, False):
+        return
+
+    def update_states(self: Any, scheduler_output: Any) -> Any:
+        saved: dict[str, int] = self.__dict__.setdefault("_k3_accepted", {})
+        scheduled = scheduler_output.num_scheduled_tokens.keys()
+        for request, row in self.input_batch.req_id_to_index.items():
+            if request not in scheduled:
+                saved[request] = int(self.input_batch.num_accepted_tokens_cpu[row])
+        result = original(self, scheduler_output)
+        gone = (
+            set(scheduler_output.finished_req_ids)
+            | set(scheduler_output.preempted_req_ids or ())
+            | set(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
+        )
+        for request in list(saved):
+            if request in gone:
+                del saved[request]
+            elif (row := self.input_batch.req_id_to_index.get(request)) is not None:
+                self.input_batch.num_accepted_tokens_cpu[row] = saved.pop(request)
+        return result
+
+    setattr(update_states, _MARK, True)
+    GPUModelRunner._update_states = update_states
