@@ -20,7 +20,7 @@ from runtime.model.layers import Experts
 from runtime.model.sharding import Weight
 
 TEXT_PREFIX = "language_model."
-DAMPING = 0.35
+DAMPING = 0.05
 """Scale of what attention and MLP add to the residual stream."""
 
 _EXPERT = re.compile(r"(?P<block>.+\.experts)\.(?P<index>\d+)\.(?P<which>w[123])\.(?P<kind>weight\w*)$")
