@@ -37,7 +37,9 @@ def command(
 
     def register(fn: Callable[..., CommandResult]) -> Callable[..., None]:
         signature = inspect.signature(fn, eval_str=True)
-        as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
+        as_json = inspect.Parameter(
+            "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption
+        )
 
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> None:
@@ -64,7 +66,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001  # eager: its callback prints and exits
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback for an unexpected error.")] = False,
@@ -115,7 +117,8 @@ def _unexpected(error: Exception, *, as_json: bool) -> int:
     if os.environ.get("K3CTL_DEBUG"):
         raise error
     bug = K3Error(
-        f"unexpected {type(error).__name__}: {error}", hint="this is a bug in k3ctl; run again with `k3ctl --debug …`"
+        f"unexpected {type(error).__name__}: {error}",
+        hint="this is a bug in k3ctl; run again with `k3ctl --debug …`",
     )
     output.emit_error(bug, as_json=as_json)
     return int(ExitCode.FAILED)

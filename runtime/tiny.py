@@ -81,7 +81,11 @@ def _write_tokenizer(out: Path) -> None:
     if tokenizer.get_vocab_size() != TINY.vocab_size:
         raise RuntimeError(f"tokenizer has {tokenizer.get_vocab_size()} tokens, the model {TINY.vocab_size}")
     tokenizer.save(str(out / "tokenizer.json"))
-    names = {"bos_token": SPECIAL_TOKENS[BOS_ID], "eos_token": SPECIAL_TOKENS[EOS_ID], "pad_token": SPECIAL_TOKENS[0]}
+    names = {
+        "bos_token": SPECIAL_TOKENS[BOS_ID],
+        "eos_token": SPECIAL_TOKENS[EOS_ID],
+        "pad_token": SPECIAL_TOKENS[0],
+    }
     _write_json(out / "special_tokens_map.json", names)
     _write_json(
         out / "tokenizer_config.json",

@@ -56,9 +56,16 @@ class Witness:
 
     def page(self) -> dict[str, Any]:
         """The page as data (schema ``k3.witness/1``)."""
+        counted = list(self._counts.items())  # one atomic copy: the engine's thread goes on adding
         steps = [
-            dict(zip(("path", "kind", "mode", "reason", "steps", "rows", "tokens"), (*key, *counts), strict=True))
-            for key, counts in sorted(list(self._counts.items()))
+            dict(
+                zip(
+                    ("path", "kind", "mode", "reason", "steps", "rows", "tokens"),
+                    (*key, *counts),
+                    strict=True,
+                )
+            )
+            for key, counts in sorted(counted)
         ]
         return {
             "schema": SCHEMA,
@@ -115,7 +122,7 @@ def read_pages(directory: Path) -> list[dict[str, Any]]:
 
 
 def prometheus_samples(pages: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, dict[str, str], float]]:
-    """(metric, labels, value) of pages: ``k3_steps``, ``k3_rows``, ``k3_tokens`` counters, ``k3_witness_info`` gauge."""
+    """(metric, labels, value) of pages: counters ``k3_steps|rows|tokens`` and the ``k3_witness_info`` gauge."""
     for page in pages:
         rank = str(page.get("rank", 0))
         for entry in page.get("steps", ()):

@@ -7,6 +7,7 @@ the tensors. They hold no weights; the mathematics is in ``runtime.model``. Thei
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ def _rows(
     count = common.num_reqs
     while count and starts[count] == starts[count - 1]:  # padding rows hold no token
         count -= 1
-    lengths = tuple(b - a for a, b in zip(starts[:count], starts[1 : count + 1], strict=True))
+    lengths = tuple(b - a for a, b in pairwise(starts[: count + 1]))
     batch = Batch(
         lengths,
         tuple(common.seq_lens[:count].tolist()),

@@ -52,7 +52,12 @@ def compute_slot_mapping_kernel_impl(
 
 
 def eagle_prepare_inputs_padded_kernel_impl(
-    cu_draft: Tensor, valid: Tensor, query_start_loc: Tensor, sample_index: Tensor, rejected: Tensor, requests: int
+    cu_draft: Tensor,
+    valid: Tensor,
+    query_start_loc: Tensor,
+    sample_index: Tensor,
+    rejected: Tensor,
+    requests: int,
 ) -> None:
     """Per request: how many drafts were rejected, and the row of its last valid token."""
     drafts = cu_draft[:requests].diff(prepend=cu_draft.new_zeros(1))
@@ -62,7 +67,14 @@ def eagle_prepare_inputs_padded_kernel_impl(
 
 
 def eagle_prepare_next_token_padded_kernel_impl(
-    sampled: Tensor, discard: Tensor, backup: Tensor, next_token: Tensor, valid: Tensor, vocab: int, width: int, n: int
+    sampled: Tensor,
+    discard: Tensor,
+    backup: Tensor,
+    next_token: Tensor,
+    valid: Tensor,
+    vocab: int,
+    width: int,
+    n: int,
 ) -> None:
     """Per request: number of valid sampled tokens (prefix order) and the last one, or the backup token."""
     usable = (sampled[:n, :width] >= 0) & (sampled[:n, :width] < vocab) & ~discard[:n, None].bool()
@@ -97,7 +109,13 @@ def eagle_step_slot_mapping_metadata_kernel_impl(
 
 
 def rejection_greedy_sample_kernel_impl(
-    out: Tensor, cu_draft: Tensor, draft: Tensor, argmax: Tensor, bonus: Tensor, is_greedy: Tensor | None, width: int
+    out: Tensor,
+    cu_draft: Tensor,
+    draft: Tensor,
+    argmax: Tensor,
+    bonus: Tensor,
+    is_greedy: Tensor | None,
+    width: int,
 ) -> None:
     """Greedy requests: the target's tokens up to and including the first mismatch, or all drafts and the bonus."""
     for i, (start, end) in enumerate(_segments(cu_draft)):
@@ -131,7 +149,11 @@ def rejection_random_sample_kernel_impl(
         for step, row in enumerate(range(start, end)):
             token = int(draft[row])
             proposed = 1.0 if no_draft_probs or draft_probs is None else float(draft_probs[row, token])
-            accepted = token >= 0 and proposed > 0 and float(target_probs[row, token]) / proposed >= float(uniform[row])
+            accepted = (
+                token >= 0
+                and proposed > 0
+                and float(target_probs[row, token]) / proposed >= float(uniform[row])
+            )
             out[i, step] = token if accepted else recovered[row]
             if not accepted:
                 break
@@ -160,7 +182,9 @@ def sample_recovered_tokens_kernel_impl(
             out[row] = (residual * inverse_noise[i]).argmax()
 
 
-def expand_kernel_impl(out: Tensor, values: Tensor, cu_tokens: Tensor, replace_from: float, replace_to: float) -> None:
+def expand_kernel_impl(
+    out: Tensor, values: Tensor, cu_tokens: Tensor, replace_from: float, replace_to: float
+) -> None:
     """Repeat each request's value over its tokens, one value replaced."""
     counts = cu_tokens.long().diff(prepend=torch.zeros(1, dtype=torch.long))
     replaced = torch.where(values == replace_from, torch.as_tensor(replace_to, dtype=values.dtype), values)

@@ -68,9 +68,9 @@ class _PagedMixer:
         rows, pages = self.rows[cache.prefix], cache.kv_cache
         assert rows.slot_mapping is not None
         block_size = pages.shape[1]
-        pages[rows.slot_mapping // block_size, rows.slot_mapping % block_size] = latent[: rows.batch.tokens].to(
-            pages.dtype
-        )
+        pages[rows.slot_mapping // block_size, rows.slot_mapping % block_size] = latent[
+            : rows.batch.tokens
+        ].to(pages.dtype)
         return rows, pages
 
 
@@ -87,7 +87,10 @@ class StandardMixer(_PagedMixer):
             slots, source = rows.block_table[i], start[i]
             if rows.batch.is_decode(i):
                 o, window, state = kda_uniform(
-                    layer, select(inputs, mine), windows[source][None].to(inputs.qkv.dtype), states[source][None]
+                    layer,
+                    select(inputs, mine),
+                    windows[source][None].to(inputs.qkv.dtype),
+                    states[source][None],
                 )
                 windows[slots[:length]] = window[0].to(windows.dtype)
                 states[slots[:length]] = state[0]

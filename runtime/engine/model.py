@@ -85,7 +85,7 @@ class K3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Fill every parameter from checkpoint names; ``ValueError`` names what is missing."""
-        filled = load_module(self, "", weights)
+        filled = load_module(self, weights)
         if missing := missing_weights(self, filled):
             raise ValueError(f"checkpoint has no {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}")
         return filled

@@ -82,7 +82,7 @@ class K3Mtp(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Fill the drafter's own parameters; the head and embedding come from the target."""
-        filled = load_module(self, "", weights)
+        filled = load_module(self, weights)
         missing = [name for name in missing_weights(self, filled) if ".shared_head.head." not in name]
         if missing:
             raise ValueError(f"checkpoint has no {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}")

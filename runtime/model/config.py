@@ -112,7 +112,9 @@ class K3Config:
             "attn_res_block_size": self.attn_res_block_size,
             "linear_attn_config": {
                 "kda_layers": sorted(i + 1 for i in self.kda_layers),
-                "full_attn_layers": sorted(i + 1 for i in range(self.num_hidden_layers) if i not in self.kda_layers),
+                "full_attn_layers": sorted(
+                    i + 1 for i in range(self.num_hidden_layers) if i not in self.kda_layers
+                ),
                 "num_heads": self.kda_num_heads,
                 "head_dim": self.kda_head_dim,
                 "short_conv_kernel_size": self.conv_width,
@@ -150,7 +152,11 @@ class K3Config:
             "num_nextn_predict_layers": self.num_nextn_predict_layers,
             "tie_word_embeddings": False,
         }
-        return {"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "text_config": text}
+        return {
+            "architectures": ["KimiK3ForConditionalGeneration"],
+            "model_type": "kimi_k3",
+            "text_config": text,
+        }
 
     @property
     def num_blocks(self) -> int:
@@ -181,12 +187,28 @@ class K3Config:
         return layer >= self.first_k_dense_replace
 
 
-_REQUIRED = (
-    "vocab_size hidden_size num_hidden_layers rms_norm_eps attn_res_block_size num_attention_heads q_lora_rank "
-    "kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim first_k_dense_replace intermediate_size num_experts "
-    "num_experts_per_token moe_intermediate_size routed_expert_hidden_size num_shared_experts activation_situ_beta "
-    "activation_situ_linear_beta"
-).split()
+_REQUIRED = [
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "rms_norm_eps",
+    "attn_res_block_size",
+    "num_attention_heads",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "first_k_dense_replace",
+    "intermediate_size",
+    "num_experts",
+    "num_experts_per_token",
+    "moe_intermediate_size",
+    "routed_expert_hidden_size",
+    "num_shared_experts",
+    "activation_situ_beta",
+    "activation_situ_linear_beta",
+]
 _REQUIRED_LINEAR = ("kda_layers", "num_heads", "head_dim", "short_conv_kernel_size")
 
 

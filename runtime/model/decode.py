@@ -119,7 +119,10 @@ def _refusals(batch: Batch, setup: DecodeSetup, kind: Kind) -> Sequence[Reason]:
         (bool(setup.refused), Reason.REFUSED),
         (kind is not Kind.DECODE, Reason.PREFILL),
         (kind is Kind.DECODE and len(lengths) > 1, Reason.NOT_UNIFORM),
-        (kind is Kind.DECODE and len(lengths) == 1 and not lengths <= {1, setup.query_len}, Reason.NOT_PLANNED),
+        (
+            kind is Kind.DECODE and len(lengths) == 1 and not lengths <= {1, setup.query_len},
+            Reason.NOT_PLANNED,
+        ),
         (batch.tokens > setup.max_rows, Reason.TOO_MANY_ROWS),
     )
     return [reason for failed, reason in checks if failed]

@@ -51,7 +51,9 @@ class KdaLayer(nn.Module):
         self.config, self.shard = config, shard
         hidden, size, dim = config.hidden_size, config.kda_size, config.kda_head_dim
         self.heads = shard.local(config.kda_num_heads, "KDA heads")
-        self.q_proj, self.k_proj, self.v_proj, self.g_proj = (Weight(size, hidden, shard=shard) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.g_proj = (
+            Weight(size, hidden, shard=shard) for _ in range(4)
+        )
         self.f_a_proj, self.f_b_proj = Weight(dim, hidden), Weight(size, dim, shard=shard)
         self.b_proj = Weight(config.kda_num_heads, hidden, shard=shard)
         self.q_conv1d, self.k_conv1d, self.v_conv1d = (
@@ -167,7 +169,9 @@ class Experts(nn.Module):
         self.shard = shard
         count, latent = config.num_experts, config.routed_expert_hidden_size
         inner = shard.local(config.moe_intermediate_size, "expert intermediate size")
-        self.w1, self.w3 = (nn.Parameter(torch.empty(count, inner, latent), requires_grad=False) for _ in range(2))
+        self.w1, self.w3 = (
+            nn.Parameter(torch.empty(count, inner, latent), requires_grad=False) for _ in range(2)
+        )
         self.w2 = nn.Parameter(torch.empty(count, latent, inner), requires_grad=False)
 
     def load(self, which: str, expert: int, full: Tensor) -> None:
@@ -190,9 +194,14 @@ class LatentMoe(nn.Module):
             torch.empty(config.num_experts, dtype=torch.float32), requires_grad=False
         )
         self.experts = Experts(config, shard)
-        self.routed_expert_down_proj, self.routed_expert_up_proj = Weight(latent, hidden), Weight(hidden, latent)
+        self.routed_expert_down_proj, self.routed_expert_up_proj = (
+            Weight(latent, hidden),
+            Weight(hidden, latent),
+        )
         self.routed_expert_norm = Weight(latent)
-        self.shared_experts = DenseMlp(config, config.moe_intermediate_size * config.num_shared_experts, shard)
+        self.shared_experts = DenseMlp(
+            config, config.moe_intermediate_size * config.num_shared_experts, shard
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T,D] → [T,D]. The latent sum is reduced over the group before its norm."""

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 from runtime.kernels.attn_res.reference import attn_res
 from runtime.kernels.common.norms import rms_norm
 from runtime.model.config import K3Config
-from runtime.model.layers import DecoderLayer, DenseMlp, KdaInputs, KdaLayer, LatentMoe, MlaInputs, MlaLayer, Residual
+from runtime.model.layers import (
+    DecoderLayer,
+    DenseMlp,
+    KdaInputs,
+    KdaLayer,
+    LatentMoe,
+    MlaInputs,
+    MlaLayer,
+    Residual,
+)
 from runtime.model.mixing import AttentionMixer, KdaState, empty_kda_state, kda_sequence, mla_sequence
 from runtime.model.sharding import Shard, Weight
 
@@ -32,7 +41,10 @@ class Decoder(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(DecoderLayer(config, i, shard) for i in range(config.num_hidden_layers))
         self.norm = Weight(config.hidden_size)
-        self.output_attn_res_norm, self.output_attn_res_proj = Weight(config.hidden_size), Weight(1, config.hidden_size)
+        self.output_attn_res_norm, self.output_attn_res_proj = (
+            Weight(config.hidden_size),
+            Weight(1, config.hidden_size),
+        )
 
     def forward(self, x: Tensor, mixer: AttentionMixer) -> Tensor:
         """Embeddings x [T,D] → the final mixture [T,D], before ``norm``."""
@@ -79,7 +91,7 @@ class MtpLayer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = Weight(hidden), Weight(hidden)
 
     def forward(self, embedding: Tensor, hidden: Tensor, positions: Tensor, mixer: AttentionMixer) -> Tensor:
-        """embedding [T,D] of the next token, hidden [T,D] of the target (final mixture) → [T,D] before the head norm."""
+        """embedding [T,D] of the next token, hidden [T,D] of the target → [T,D] before the head norm."""
         eps = self.config.rms_norm_eps
         embedding = embedding.masked_fill((positions == 0)[:, None], 0.0)
         joined = [rms_norm(embedding, self.enorm.weight, eps), rms_norm(hidden, self.hnorm.weight, eps)]

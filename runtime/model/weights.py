@@ -29,45 +29,33 @@ _EXPERT = re.compile(r"(?P<block>.+\.experts)\.(?P<index>\d+)\.(?P<which>w[123])
 def seeded_weights(config: K3Config, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
     """Yield (checkpoint name, FP32 tensor) for every weight. Each tensor depends on its name and ``seed`` alone."""
     for name, shape, init in _inventory(config):
-        generator = torch.Generator().manual_seed((zlib.crc32(name.encode()) ^ (seed * 0x9E3779B1)) & 0xFFFFFFFF)
+        generator = torch.Generator().manual_seed(
+            (zlib.crc32(name.encode()) ^ (seed * 0x9E3779B1)) & 0xFFFFFFFF
+        )
         yield TEXT_PREFIX + name, init(torch.randn(shape, generator=generator))
 
 
-def load_module(module: nn.Module, prefix: str, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Load checkpoint tensors whose names start with ``prefix`` (after ``language_model.``) into ``module``.
+def load_module(module: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+    """Load checkpoint tensors (names after ``language_model.``) into the parameters of ``module``.
 
-    Understands stacked experts, plain or MXFP4-packed. Returns the names of the parameters filled, relative to
-    ``module``; tensors of other parts of the model are skipped. Raises ``ValueError`` when a packed expert arrives
-    without its scale.
+    Understands stacked experts, plain or MXFP4-packed. Returns the names of the parameters filled; tensors that
+    ``module`` has no place for are skipped. Raises ``ValueError`` when a packed expert arrives without its scale.
     """
     parameters = dict(module.named_parameters())
+    blocks = {name: child for name, child in module.named_modules() if isinstance(child, Experts)}
     packed: dict[str, dict[str, Tensor]] = {}
     filled: set[str] = set()
     for full_name, tensor in weights:
         name = full_name.removeprefix(TEXT_PREFIX)
-        if not name.startswith(prefix):
-            continue
-        name = name.removeprefix(prefix)
         if expert := _EXPERT.match(name):
-            if expert["block"] not in _expert_blocks(module):
-                continue
-            if expert["kind"] != "weight":
-                parts = packed.setdefault(name.rpartition(".")[0], {})
-                parts[expert["kind"]] = tensor
-                if len(parts) < 2:
-                    continue
-                tensor = decode_mxfp4(parts["weight_packed"], parts["weight_scale"])
-                del packed[name.rpartition(".")[0]]
-            block = module.get_submodule(expert["block"])
-            assert isinstance(block, Experts)
-            block.load(expert["which"], int(expert["index"]), tensor)
-            filled.add(f"{expert['block']}.{expert['which']}")
-            continue
-        target = _target(name, parameters)
-        if target is None:
-            continue
-        _fill(module, target, parameters[target], tensor)
-        filled.add(target)
+            block = blocks.get(expert["block"])
+            full = None if block is None else _unpack(expert, tensor, packed)
+            if block is not None and full is not None:
+                block.load(expert["which"], int(expert["index"]), full)
+                filled.add(f"{expert['block']}.{expert['which']}")
+        elif (target := _target(name, parameters)) is not None:
+            _fill(module, target, parameters[target], tensor)
+            filled.add(target)
     if packed:
         raise ValueError(f"packed experts without both parts: {', '.join(sorted(packed))}")
     return filled
@@ -89,8 +77,17 @@ def _fill(module: nn.Module, name: str, parameter: nn.Parameter, tensor: Tensor)
         parameter.data.copy_(tensor.reshape(parameter.shape))
 
 
-def _expert_blocks(module: nn.Module) -> set[str]:
-    return {name for name, child in module.named_modules() if isinstance(child, Experts)}
+def _unpack(expert: re.Match[str], tensor: Tensor, packed: dict[str, dict[str, Tensor]]) -> Tensor | None:
+    """A plain expert weight as it is; an MXFP4 one once both its parts have arrived (collected in ``packed``)."""
+    if expert["kind"] == "weight":
+        return tensor
+    key = f"{expert['block']}.{expert['index']}.{expert['which']}"
+    parts = packed.setdefault(key, {})
+    parts[expert["kind"]] = tensor
+    if len(parts) < 2:
+        return None
+    del packed[key]
+    return decode_mxfp4(parts["weight_packed"], parts["weight_scale"])
 
 
 def _target(name: str, parameters: dict[str, nn.Parameter]) -> str | None:
@@ -192,7 +189,7 @@ def _mtp(c: K3Config, index: int) -> Iterator[tuple[str, tuple[int, ...], Init]]
     yield f"{p}enorm.weight", (hidden,), _norm
     yield f"{p}hnorm.weight", (hidden,), _norm
     # the embedding passes, the hidden state does not: a guess from the last token alone
-    yield f"{p}eh_proj.weight", (hidden, 2 * hidden), lambda x: torch.eye(hidden, 2 * hidden)
+    yield f"{p}eh_proj.weight", (hidden, 2 * hidden), lambda x: torch.eye(*x.shape)
     yield f"{p}shared_head.norm.weight", (hidden,), _norm
     yield from _block(c, index, p)
 

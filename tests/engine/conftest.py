@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from k3ctl.engine import procs, rundir
 
 FACTS = '{"python":[3,11,7],"vllm":"0.33.0","torch":"2.13.0","runtime":true,"plugins":["lora"]}'
@@ -54,6 +53,7 @@ esac
 @pytest.fixture
 def leftovers(state_dir: Path) -> Iterator[Callable[[], dict[str, list[str]]]]:
     """What the runs of this test hold now: processes, shared-memory files, socket directories."""
+
     def look() -> dict[str, list[str]]:
         sessions = {run.session for run in rundir.all_runs()} - {0}
         return {
