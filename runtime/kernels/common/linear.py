@@ -17,18 +17,25 @@ TILE = 16  # a multiple of the row tiles of the BLAS kernels seen so far (4 and 
 INNER_BLOCK = 128  # shorter than the inner blocks of those kernels (384)
 
 
+def pad_to_tile(x: Tensor, *dims: int) -> Tensor:
+    """Return `x` with zeros appended along each of `dims` (≥ 0) up to a multiple of `TILE`."""
+    for dim in dims:
+        missing = -x.shape[dim] % TILE
+        if missing:
+            x = F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing))
+    return x
+
+
 def row_stable_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Return `x @ weight.T`, accumulated in FP32 (FP64 for FP64 operands) and rounded once to `x.dtype`.
 
-    x: [..., R]. weight: [O, R], any floating dtype. Returns [..., O].
+    x: [..., R]. weight: [O, R], any floating dtype; R and O that are multiples of `TILE` avoid a copy.
+    Returns [..., O].
     """
     dtype = compute_dtype(x, weight)
-    rows, wide_weight = x.reshape(-1, x.shape[-1]).to(dtype), weight.to(dtype)
-    if weight.shape[0] == 1:  # the transposed product has one row, so it would be a matrix-vector kernel
-        out = (rows * wide_weight).sum(-1, keepdim=True)
-    else:
-        out = F.linear(_pad(rows, 0), wide_weight)[: rows.shape[0]]
-    return out.reshape(*x.shape[:-1], weight.shape[0]).to(x.dtype)
+    rows = x.reshape(-1, x.shape[-1])
+    out = F.linear(pad_to_tile(rows, 0, 1).to(dtype), pad_to_tile(weight, 0, 1).to(dtype))
+    return out[: rows.shape[0], : weight.shape[0]].reshape(*x.shape[:-1], weight.shape[0]).to(x.dtype)
 
 
 def row_stable_matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -38,15 +45,9 @@ def row_stable_matmul(a: Tensor, b: Tensor) -> Tensor:
     `INNER_BLOCK`, in order. So attention over a cache padded with zeros equals attention over the bare cache.
     """
     size = a.shape[1], b.shape[2]
-    a, b = _pad(_pad(a, 1), 2), _pad(_pad(b, 1), 2)
+    a, b = pad_to_tile(a, 1, 2), pad_to_tile(b, 1, 2)
     out = a.new_zeros(a.shape[0], a.shape[1], b.shape[2])
     for start in range(0, a.shape[2], INNER_BLOCK):
         block = slice(start, start + INNER_BLOCK)
         out += torch.bmm(a[:, :, block], b[:, block])
     return out[:, : size[0], : size[1]]
-
-
-def _pad(x: Tensor, dim: int) -> Tensor:
-    """Return `x` with zeros appended along `dim` up to a multiple of `TILE`."""
-    missing = -x.shape[dim] % TILE
-    return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing)) if missing else x

@@ -66,7 +66,7 @@ def experts(
         rows[pairs] = gated_mlp(x[pairs // top_k], w1[expert], w3[expert], w2[expert], beta, linear_beta)
         first += count
     dtype = compute_dtype(x, topk_weights)
-    slots = rows.reshape(tokens, top_k, -1).to(dtype) * topk_weights.to(dtype)[..., None]
+    slots = rows.unflatten(0, (tokens, top_k)).to(dtype) * topk_weights.to(dtype)[..., None]
     total = slots[:, 0]
     for slot in range(1, top_k):
         total = total + slots[:, slot]

@@ -7,7 +7,7 @@ shared-key numbers, one row per token for all heads, dv value dims per head.
 import torch
 from torch import Tensor
 
-from runtime.kernels.common.linear import row_stable_matmul
+from runtime.kernels.common.linear import pad_to_tile, row_stable_matmul
 from runtime.kernels.common.precision import compute_dtype
 
 
@@ -46,19 +46,20 @@ def mla_absorbed_batched(
 def _attend(q: Tensor, cache: Tensor, w_uk: Tensor, w_uv: Tensor, positions: Tensor, scale: float) -> Tensor:
     """q [B, q, N, dn+dr], cache [B, S, L+dr], positions [B, q] → [B, q, N, dv] in `q.dtype`."""
     dtype = compute_dtype(q, cache, w_uk, w_uv)
-    batch, steps, heads, _ = q.shape
+    steps, heads = q.shape[1:3]
     dn, latent = w_uk.shape[1:]
+    cache = pad_to_tile(cache, 1)  # so that the softmax, too, always runs over whole vectors
     visible = torch.arange(cache.shape[1], device=cache.device) <= positions[..., None]  # [B, q, S]
     # Zeros, since a zero weight times a NaN row would still be NaN.
     seen = cache.masked_fill(~visible.any(1)[..., None], 0).to(dtype)
     absorbed = _per_head(q[..., :dn], w_uk.to(dtype)).to(q.dtype)
-    query = torch.cat([absorbed, q[..., dn:]], dim=-1).to(dtype).reshape(batch, steps * heads, -1)
-    scores = row_stable_matmul(query, seen.transpose(1, 2)).reshape(batch, steps, heads, -1) * scale
+    query = torch.cat([absorbed, q[..., dn:]], dim=-1).to(dtype).flatten(1, 2)
+    scores = row_stable_matmul(query, seen.transpose(1, 2)).unflatten(1, (steps, heads)) * scale
     hidden = ~visible[:, :, None]
     # A query that sees nothing has NaN weights until they are zeroed.
     weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1).masked_fill(hidden, 0)
-    attended = row_stable_matmul(weights.reshape(batch, steps * heads, -1), seen[..., :latent])
-    attended = attended.reshape(batch, steps, heads, latent).to(q.dtype)
+    attended = row_stable_matmul(weights.flatten(1, 2), seen[..., :latent])
+    attended = attended.unflatten(1, (steps, heads)).to(q.dtype)
     return _per_head(attended, w_uv.to(dtype).transpose(1, 2)).to(q.dtype)
 
 
