@@ -176,7 +176,7 @@ def test_the_bounded_gate_keeps_its_bounds_far_out():
 
 
 def test_without_a_bound_the_gate_is_the_softplus_one():
-    raw = torch.tensor([-50.0, -1.0, 0.0, 1.0, 19.0, 21.0, 500.0]).double().reshape(1, 7)
+    raw = torch.tensor([-50.0, -1.0, 0.0, 5.0, 19.0, 21.0, 500.0]).double().reshape(1, 7)
     result = bounded_gate(raw, torch.tensor([0.5]).double(), torch.full((1, 7), 0.25).double(), None)
     expected = [-math.exp(0.5) * math.log1p(math.exp(x + 0.25)) for x in raw[0].tolist()[:-1]]
     assert result[0].tolist()[:-1] == pytest.approx(expected, rel=1e-9)
