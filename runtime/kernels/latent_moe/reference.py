@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.common.activations import situ
-from runtime.kernels.common.linear import row_stable_linear
+from runtime.kernels.common.linear import TILE, row_stable_linear
 from runtime.kernels.common.precision import compute_dtype
 
 
@@ -54,22 +54,12 @@ def experts(
     expert's row, and the sum, which is accumulated in FP32 (FP64 for FP64 operands) in the order of the
     token's slots. A token's bits do not depend on the other tokens (`row_stable_linear`).
     """
-    tokens, top_k = topk_ids.shape
-    expert_of_pair = topk_ids.flatten()
-    order = torch.argsort(expert_of_pair, stable=True)  # pairs (token, slot) grouped by expert
-    rows = x.new_empty(tokens * top_k, w2.shape[1])
-    first = 0
-    for expert, count in enumerate(torch.bincount(expert_of_pair, minlength=w1.shape[0]).tolist()):
-        if count == 0:
-            continue
-        pairs = order[first : first + count]
-        rows[pairs] = gated_mlp(x[pairs // top_k], w1[expert], w3[expert], w2[expert], beta, linear_beta)
-        first += count
     dtype = compute_dtype(x, topk_weights)
-    slots = rows.unflatten(0, (tokens, top_k)).to(dtype) * topk_weights.to(dtype)[..., None]
-    total = slots[:, 0]
-    for slot in range(1, top_k):
-        total = total + slots[:, slot]
+    rows = _expert_rows(x, topk_ids, w1, w3, w2, beta, linear_beta).to(dtype)
+    weighted = rows * topk_weights.to(dtype)[..., None]
+    total = weighted[:, 0]
+    for slot in range(1, topk_ids.shape[1]):
+        total = total + weighted[:, slot]
     return total.to(x.dtype)
 
 
@@ -83,3 +73,37 @@ def gated_mlp(
     """
     hidden = situ(row_stable_linear(x, w_gate), row_stable_linear(x, w_up), beta, linear_beta)
     return row_stable_linear(hidden, w_down)
+
+
+def _expert_rows(
+    x: Tensor, topk_ids: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, beta: float, linear_beta: float
+) -> Tensor:
+    """Return what each chosen expert makes of its token, unweighted: [T, k, R] in `x.dtype`.
+
+    The pairs (token, slot) are grouped by expert, each group in whole tiles of rows so that one activation
+    serves all groups and no row's bits depend on the size of its group.
+    """
+    counts = torch.bincount(topk_ids.flatten(), minlength=w1.shape[0])
+    sizes = torch.div(counts + TILE - 1, TILE, rounding_mode="floor") * TILE
+    expert_of_pair, order = torch.sort(topk_ids.flatten(), stable=True)
+    rank = torch.arange(order.numel(), device=x.device) - (counts.cumsum(0) - counts)[expert_of_pair]
+    place = (sizes.cumsum(0) - sizes)[expert_of_pair] + rank  # row of each sorted pair in the grouped rows
+    group_sizes = sizes.tolist()
+    grouped = x.new_zeros(sum(group_sizes), x.shape[1])
+    grouped[place] = x[order // topk_ids.shape[1]]
+    gate, up = _grouped_linear(grouped, w1, group_sizes), _grouped_linear(grouped, w3, group_sizes)
+    down = _grouped_linear(situ(gate, up, beta, linear_beta), w2, group_sizes)
+    rows = down.new_empty(topk_ids.numel(), down.shape[1])
+    rows[order] = down[place]
+    return rows.unflatten(0, topk_ids.shape)
+
+
+def _grouped_linear(x: Tensor, weights: Tensor, group_sizes: list[int]) -> Tensor:
+    """Return the product of consecutive groups of rows with one weight [O, I] each: x [P, I] → [P, O]."""
+    out = x.new_empty(x.shape[0], weights.shape[1])
+    start = 0
+    for weight, size in zip(weights, group_sizes, strict=True):
+        if size:
+            out[start : start + size] = row_stable_linear(x[start : start + size], weight)
+            start += size
+    return out
