@@ -1,0 +1,361 @@
+"""Starts an engine from a resolved configuration and stays its owner until it is stopped or let go."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from k3ctl.engine import preflight, procs, rundir
+from k3ctl.engine.client import Client
+from k3ctl.engine.reaper import BOOT
+from k3ctl.engine.rundir import Run
+from k3ctl.engine.stages import LogFollower, Stage, StageTracker
+from k3ctl.engine.territory import Territory
+from k3ctl.errors import EngineError, UsageError
+
+if TYPE_CHECKING:
+    from k3ctl.profiles.resolve import ResolvedConfig
+
+PLUGINS = ("k3_runtime", "k3_witness")
+"""Our plugins: the model with the witness, and the routes that show it."""
+SECRET_OPTIONS = ("--api-key", "--hf-token")
+POLL_S = 0.1
+STOP_S = 40.0
+"""After this long an orderly stop has failed and the supervisor is killed; the reaper then clears up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """What the engine is started with."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """Variables that k3ctl sets; the rest of the environment is the caller's."""
+    api_key: str | None = None
+
+
+class RunningEngine:
+    """An engine that this process owns. As a context manager it is stopped at the end.
+
+    When this process ends in any other way the engine is stopped too, unless ``detach`` let it go.
+    """
+
+    def __init__(
+        self, run: Run, process: subprocess.Popen[bytes], lifeline: int, api_key: str | None
+    ) -> None:
+        self.run_dir = run.dir
+        self.url = run.url
+        self.id = run.id
+        self._process = process
+        self._lifeline = lifeline
+        self._api_key = api_key
+
+    @property
+    def run(self) -> Run:
+        """The run as it is now."""
+        return rundir.read(self.run_dir)
+
+    def client(self, timeout_s: float = 5.0) -> Client:
+        """HTTP to this engine."""
+        return Client(self.url, api_key=self._api_key, timeout_s=timeout_s)
+
+    def wait_ready(self, on_stage: Callable[[Stage], None] = lambda _: None) -> Run:
+        """Block until the server answers a canary request.
+
+        Raises:
+            EngineError: the engine ended before; the message says why, as far as the log tells.
+        """
+        tracker, log = StageTracker(), LogFollower(self.run_dir / "engine.log")
+        while True:
+            for line in log.lines():
+                if stage := tracker.feed(line, time.monotonic()):
+                    on_stage(stage)
+            run = self.run
+            if run.state == "ready":
+                on_stage(Stage("ready"))
+                return run
+            if run.state != "starting" or self._process.poll() is not None:
+                self.wait()
+                raise failure(self.run)
+            time.sleep(POLL_S)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until engine and reaper are gone; False when the time is over."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        if self.run.state not in rundir.FINAL_STATES:
+            stop(self.run)
+        self._release()
+        return True
+
+    def stop(self) -> Run:
+        """Stop gracefully, then firmly. Returns when no process is left. Safe to repeat."""
+        if self.run.state != "stopping":
+            self.stop_now()
+        if not self.wait(STOP_S):
+            procs.send(self.run.supervisor_pid, signal.SIGKILL)
+        self.wait()
+        return self.run
+
+    def stop_now(self) -> None:
+        """Send a stop request without waiting; a second one makes the stop a firm one."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def detach(self) -> None:
+        """Let the engine outlive this process."""
+        if self._lifeline >= 0:
+            os.write(self._lifeline, b".")
+        self._release()
+
+    def _release(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def start(
+    resolved: ResolvedConfig,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    on_stage: Callable[[Stage], None] = lambda _: None,
+) -> RunningEngine:
+    """Start the engine and wait until it is ready.
+
+    ``host`` and ``port`` win over the configuration; port 0 takes a free one.
+
+    Raises:
+        UsageError, MachineError: refused before anything was started.
+        EngineError: the engine ended while starting; nothing of it is left.
+    """
+    engine = launch(resolved, host=host, port=port)
+    try:
+        engine.wait_ready(on_stage)
+    except BaseException:
+        engine.stop()
+        raise
+    return engine
+
+
+def launch(resolved: ResolvedConfig, *, host: str | None = None, port: int | None = None) -> RunningEngine:
+    """Start the engine and return at once; ``wait_ready`` and ``stop`` are the caller's."""
+    python = preflight.interpreter()
+    host = host if host is not None else str(resolved.get("host", "127.0.0.1"))
+    port = port if port is not None else int(resolved.get("port", 8000))
+    if not resolved.needs_generated_model:
+        preflight.model_directory(resolved.model)
+    with _one_at_a_time():
+        port = preflight.free_port(host, port)
+        run = rundir.create(_new_run(resolved, host, port))
+    ipc_dir = Path(tempfile.mkdtemp(prefix="k3-", dir=_short_directory()))
+    try:
+        if resolved.needs_generated_model:
+            resolved = resolved.with_model_path(_generate(python.path, resolved, run.dir))
+        command = build(resolved, python, run, ipc_dir, os.environ)
+        run = rundir.update(
+            run.dir,
+            argv=redacted(command.argv),
+            env={k: v for k, v in command.env.items() if k != "VLLM_API_KEY"},
+            ipc_dir=str(ipc_dir),
+            tokenizer=str(resolved.get("tokenizer") or resolved.model),
+        )
+        return _spawn(run, command)
+    except BaseException as error:
+        shutil.rmtree(ipc_dir, ignore_errors=True)
+        rundir.update(run.dir, state="failed", reason=str(error), ended_at=time.time())
+        raise
+
+
+def build(
+    resolved: ResolvedConfig,
+    python: preflight.Interpreter,
+    run: Run,
+    ipc_dir: Path,
+    environ: Mapping[str, str],
+) -> Command:
+    """The engine's command line and the variables k3ctl sets for it. Pure."""
+    from k3ctl.profiles import vllm_args
+
+    words = vllm_args.argv(
+        dataclasses.replace(resolved, args={**resolved.args, "host": run.host, "port": run.port})
+    )
+    env = {
+        **resolved.env,
+        "VLLM_PLUGINS": plugins(
+            resolved.env.get("VLLM_PLUGINS", environ.get("VLLM_PLUGINS")), python.plugins
+        ),
+        "VLLM_RPC_BASE_PATH": str(ipc_dir),
+        "K3_WITNESS_DIR": str(run.witness_dir),
+        "PYTHONUNBUFFERED": "1",
+    }
+    key = resolved.get("api_key") or environ.get("VLLM_API_KEY")
+    first_key = key[0] if isinstance(key, list) else key
+    return Command((python.path, "-m", "vllm.entrypoints.cli.main", "serve", *words), env, first_key or None)
+
+
+def plugins(wanted: str | None, installed: Sequence[str]) -> str:
+    """Value of ``VLLM_PLUGINS``: an allow-list, so naming ours must not lose what loads without it."""
+    others = installed if wanted is None else [name for name in wanted.split(",") if name]
+    return ",".join(dict.fromkeys([*PLUGINS, *others]))
+
+
+def redacted(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command line without secrets."""
+    out: list[str] = []
+    hide = False
+    for word in argv:
+        hide = hide and not word.startswith("--")
+        name, equals, _ = word.partition("=")
+        secret = name in SECRET_OPTIONS
+        out.append("***" if hide else f"{name}=***" if secret and equals else word)
+        hide = hide or (secret and not equals)
+    return tuple(out)
+
+
+def stop(run: Run) -> Run:
+    """Stop a run from any process of its user; returns when nothing of it is left.
+
+    A supervisor that does not obey is killed: its reaper clears up. Without a reaper this function does.
+    """
+    if run.alive():
+        procs.send(run.pid, signal.SIGTERM)
+        if not _ended(run, STOP_S):
+            procs.send(run.supervisor_pid, signal.SIGKILL)
+            _ended(run, STOP_S)
+    if not run.alive():
+        _clear_lost(run)
+    return rundir.read(run.dir)
+
+
+def failure(run: Run) -> EngineError:
+    """The error for a run that ended when it should not have."""
+    return EngineError(
+        f"{run.reason or 'the engine ended'} (run `{run.id}`)",
+        hint=f"see `k3ctl triage {run.engine_log}`",
+    )
+
+
+def _ended(run: Run, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while run.alive():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _clear_lost(run: Run) -> None:
+    """Take away what a run left whose reaper was killed: its session is still its own."""
+    same_boot = run.boot_id == procs.boot_id()
+    if run.session and same_boot and procs.started_at(run.session) is None:
+        ipc_dir = Path(run.ipc_dir) if run.ipc_dir else None
+        Territory(run.session, run.dir / "segments", ipc_dir).clear()
+    if rundir.read(run.dir).state not in rundir.FINAL_STATES:
+        rundir.update(run.dir, state="failed", reason="its reaper was killed", ended_at=time.time())
+
+
+def _new_run(resolved: ResolvedConfig, host: str, port: int) -> Run:
+    names = resolved.get("served_model_name") or [resolved.model]
+    reach = "127.0.0.1" if host in rundir.WILDCARDS else host
+    return Run(
+        id=rundir.new_id(resolved.profile.name),
+        profile=resolved.profile.name,
+        host=host,
+        port=port,
+        url=f"http://[{reach}]:{port}" if ":" in reach else f"http://{reach}:{port}",
+        served_model_name=names[0] if isinstance(names, list) else str(names),
+        tokenizer="",
+        argv=(),
+        env={},
+        started_at=time.time(),
+        # until the reaper takes over, the run belongs to this process
+        pid=os.getpid(),
+        pid_started=procs.started_at(os.getpid()) or 0,
+        boot_id=procs.boot_id(),
+    )
+
+
+def _generate(python: str, resolved: ResolvedConfig, run_dir: Path) -> str:
+    """Make the model's configuration and tokenizer in a child process: k3ctl never imports the runtime."""
+    out = run_dir / "model"
+    kind = resolved.profile.model.generated
+    command = [python, "-m", f"runtime.{kind}", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise EngineError(
+            f"the {kind} model could not be made: {lines[-1]}", hint=f"run `{' '.join(command)}`"
+        )
+    return str(out)
+
+
+def _spawn(run: Run, command: Command) -> RunningEngine:
+    reading, lifeline = os.pipe()
+    orders = {
+        "argv": list(command.argv),
+        "env": {**os.environ, **command.env},
+        "api_key": command.api_key,
+    }
+    root = str(Path(__file__).resolve().parents[2])
+    with (run.dir / "supervisor.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", BOOT, root, str(run.dir), str(reading)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(reading,),
+        )
+    os.close(reading)
+    rundir.update(run.dir, pid=process.pid, pid_started=procs.started_at(process.pid) or 0)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(json.dumps(orders).encode())
+    return RunningEngine(run, process, lifeline, command.api_key)
+
+
+def _short_directory() -> str:
+    """A directory for sockets: their paths may have 107 bytes, and TMPDIR can be long."""
+    base = tempfile.gettempdir()
+    return base if len(base) <= 40 else "/tmp"
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Two starts at the same moment must not both find the port free."""
+    root = rundir.state_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        file = (root / "start.lock").open("a")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the state directory `{root}`: {error.strerror or error}",
+            hint="set K3CTL_STATE_DIR to a directory you can write",
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
