@@ -252,11 +252,18 @@ def stop(run: Run) -> Run:
 
 
 def failure(run: Run) -> EngineError:
-    """The error for a run that ended when it should not have."""
-    return EngineError(
-        f"{run.reason or 'the engine ended'} (run `{run.id}`)",
-        hint=f"see `k3ctl triage {run.engine_log}`",
-    )
+    """The error for a run that ended when it should not have, with the first cause that its log shows."""
+    from k3ctl.triage import scan
+
+    message = f"{run.reason or 'the engine ended'} (run `{run.id}`)"
+    log = f"log: {run.engine_log}"
+    try:
+        first = scan.scan([run.engine_log]).first_cause
+    except OSError:
+        first = None
+    if first is None:
+        return EngineError(message, reasons=[log])
+    return EngineError(message, hint=first.action, reasons=[f"{first.title} [{first.rule.id}]", first.cause, log])
 
 
 def _ended(run: Run, within_s: float) -> bool:

@@ -41,8 +41,10 @@ def test_an_engine_that_dies_while_starting_is_reported_and_leaves_nothing(
     fake_python, leftovers, monkeypatch
 ):
     monkeypatch.setenv("FAKE_DIE", "start")
-    with pytest.raises(EngineError, match="ended with status 1 while starting"):
+    with pytest.raises(EngineError, match="ended with status 1 while starting") as caught:
         launch.start(tiny(), port=0)
+    assert "no memory is left for the cache [no-cache-memory]" in caught.value.reasons
+    assert "gpu_memory_utilization" in caught.value.hint
     assert rundir.all_runs()[0].state == "failed"
     assert leftovers() == NOTHING
 

@@ -1,0 +1,143 @@
+"""The host: driver, limits, disk, shared memory, GPUs that went away."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from k3ctl.triage.rules import Rule
+
+_CHECKED = date(2026, 9, 22)
+_EXPIRES = date(2027, 9, 30)
+
+RULES = (
+    Rule(
+        id="disk-full",
+        title="the disk is full: {path}",
+        cause="Kimi K3 needs about 1.56 TB in the cache that HF_HUB_CACHE or HF_HOME names, and Xet "
+        "needs room too",
+        action="free space on that volume, or point HF_HUB_CACHE (and HF_XET_CACHE) at another one",
+        source="https://github.com/CSCfi/ai-inference-examples/pull/10",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(r"\[Errno 28\] No space left on device(?:: '(?P<path>[^']+)')?",),
+    ),
+    Rule(
+        id="log-disk-full",
+        title="{bytes} bytes of this log are missing: the disk was full",
+        cause="the engine went on; its output had no place",
+        action="free space on the volume of the run directory",
+        source="k3ctl, engine/pump.py",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(r"^\[k3ctl\] (?P<bytes>\d+) bytes of log lost",),
+        severity="warning",
+    ),
+    Rule(
+        id="mig-enabled",
+        title="MIG is on: {uuid}",
+        cause="CUDA_VISIBLE_DEVICES holds MIG identifiers; Kimi K3 needs whole GPUs",
+        action="turn MIG off, or choose GPUs without it",
+        source="https://github.com/vllm-project/vllm/issues/41848",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(r"invalid literal for int\(\) with base 10: '(?P<uuid>MIG-[^']+)'",),
+        leads_to=("model-not-inspected",),
+    ),
+    Rule(
+        id="model-not-inspected",
+        title="vLLM could not inspect the model's class",
+        cause="the inspection runs in a process of its own, and that one failed",
+        action="read the error above it",
+        source="vLLM 0.33.0, model_executor/models/registry.py",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(r"failed to be inspected",),
+        consequence=True,
+    ),
+    Rule(
+        id="memlock",
+        title="locked memory is limited: RDMA cannot register its buffers",
+        cause="`ulimit -l` is small in the environment that the engine runs in, whatever the host says",
+        action="raise it there: LimitMEMLOCK=infinity, or `--ulimit memlock=-1` for a container",
+        source="https://github.com/eugr/spark-vllm-docker/issues/389",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(r"ibv_reg_mr\w* failed with error Cannot allocate memory",),
+        leads_to=("nccl-error",),
+    ),
+    Rule(
+        id="shm-too-small",
+        title="/dev/shm is too small",
+        cause="NCCL could not make a shared-memory segment; containers have 64 MB by default",
+        action="give it 16 GiB: `--shm-size 16g`, or an emptyDir with medium Memory",
+        source="https://github.com/vllm-project/vllm/issues/789",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(
+            r"Error while creating shared memory segment (?P<path>/dev/shm/\S+)",
+            r"failed to extend (?P<path>/dev/shm/\S+)",
+        ),
+        leads_to=("nccl-error",),
+    ),
+    Rule(
+        id="driver-mismatch",
+        title="Error 803: two libcuda versions are mixed",
+        cause="a compat libcuda in the image, or LD_LIBRARY_PATH, wins over the host driver's",
+        action="take the compat directory out of LD_LIBRARY_PATH; `k3ctl doctor` prints which libcuda is "
+        "loaded",
+        source="https://github.com/llm-d/llm-d/issues/706",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(r"Error 803: system has unsupported display driver",),
+    ),
+    Rule(
+        id="nvml-mismatch",
+        title="driver and NVML library have different versions",
+        cause="the driver was upgraded and the old kernel module is still loaded",
+        action="reload the NVIDIA modules or reboot the host",
+        source="https://github.com/vllm-project/vllm/issues/29737",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(r"Driver/library version mismatch", r"NVML/RM version mismatch", r"LibRmVersionMismatch"),
+    ),
+    Rule(
+        id="gpu-lost",
+        title="GPU {gpu} is lost",
+        cause="the driver cannot talk to it any more",
+        action="drain the node and reboot it; hand it to repair when it comes back",
+        source="https://github.com/XuehaiPan/nvitop/issues/139",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(r"device handle for GPU (?P<gpu>[\w:.]+): GPU is lost", r"GPU ?is ?[Ll]ost"),
+    ),
+    Rule(
+        id="gpu-off-bus",
+        title="a GPU has fallen off the bus",
+        cause="PCIe lost the device (Xid 79, or the same message without a number)",
+        action="drain the node, power-cycle it, and hand the GPU to repair if it comes back",
+        source="https://github.com/leptonai/gpud/pull/1209",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(r"GPU has fallen off the bus", r"Xid \(PCI:(?P<gpu>[^)]+)\): 79\b"),
+    ),
+    Rule(
+        id="xid-13",
+        title="Xid 13 on {gpu} in {process}: a kernel did something illegal",
+        cause="reported with speculative decoding at contexts above 200k tokens; the software, not the board",
+        action="lower max_model_len below 200k or turn speculation off, and report it with the request",
+        source="https://github.com/sgl-project/sglang/issues/32855",
+        checked=_CHECKED,
+        expires=date(2027, 3, 31),
+        patterns=(r"Xid \(PCI:(?P<gpu>[^)]+)\): 13, pid=\d+, name=(?P<process>[\w:]+)",),
+    ),
+    Rule(
+        id="killed",
+        title="the engine was killed by SIGKILL",
+        cause="somebody killed it; when nobody did, the kernel's out-of-memory killer",
+        action="look for `Out of memory: Killed process` in the kernel log (`dmesg`)",
+        source="k3ctl, engine/supervisor.py",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(r"^\[k3ctl\] the engine was killed by SIGKILL",),
+    ),
+)
