@@ -263,7 +263,9 @@ def failure(run: Run) -> EngineError:
         first = None
     if first is None:
         return EngineError(message, reasons=[log])
-    return EngineError(message, hint=first.action, reasons=[f"{first.title} [{first.rule.id}]", first.cause, log])
+    return EngineError(
+        message, hint=first.action, reasons=[f"{first.title} [{first.rule.id}]", first.cause, log]
+    )
 
 
 def _ended(run: Run, within_s: float) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from k3ctl.engine import procs, rundir
 
 FACTS = '{"python":[3,11,7],"vllm":"0.33.0","torch":"2.13.0","runtime":true,"plugins":["lora"]}'

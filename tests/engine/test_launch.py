@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from engine_helpers import NOTHING, until
-from k3ctl.engine import launch, procs, rundir
 
+from k3ctl.engine import launch, procs, rundir
 from k3ctl.errors import EngineError, K3Error, MachineError, UsageError
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve

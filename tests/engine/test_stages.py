@@ -64,6 +64,8 @@ def test_a_growing_log_gives_whole_lines_only_and_progress_bars_line_by_line(tmp
     assert list(follower.lines()) == ["two", " 1/3", " 2/3"]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(7, "7 s"), (240, "4 min"), (4800, "80 min"), (9000, "2 h 30 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(7, "7 s"), (240, "4 min"), (4800, "80 min"), (9000, "2 h 30 min")]
+)
 def test_durations_read_like_a_person_says_them(seconds, text):
     assert duration(seconds) == text
