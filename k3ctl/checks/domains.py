@@ -91,7 +91,7 @@ def domains(snapshots: Snapshot | Iterable[Snapshot]) -> list[Domain]:
 
 def usable(node: Node, product: Product) -> list[Gpu]:
     """The GPUs that can take part in a domain: present, whole, registered with the fabric, healthy."""
-    gpus = [gpu for gpu in node.present if not gpu.in_mig_mode]
+    gpus = [gpu for gpu in node.present if not gpu.in_mig_mode and (gpu.links_up or not gpu.links)]
     if product.kind is Kind.NVL72:
         return [gpu for gpu in gpus if registered(gpu) and not _zero(gpu) and not unhealthy(gpu)]
     if product.kind is Kind.HGX8:

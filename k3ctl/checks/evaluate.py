@@ -62,7 +62,8 @@ def view_of(node: Node, host: Host | None) -> NodeView:
     env = dict(node.env)
     if host:
         env |= {setting.name: setting.value for setting in host.settings}
-    return NodeView(node=node, product=product, multicast=multicast.judge(node, product, env), host=host)
+    probed = (host.probe.multicast if host and host.probe else None) or ""
+    return NodeView(node, product, multicast.judge(node, product, env, probed), host)
 
 
 def sort(findings: Iterable[Finding]) -> list[Finding]:

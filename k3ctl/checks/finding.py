@@ -143,6 +143,21 @@ class Rule:
     cluster: bool
     check: Callable[..., Iterator[Hit]]
 
+    def to_json(self) -> dict[str, Any]:
+        """JSON data."""
+        return {
+            "id": self.id,
+            "severity": self.severity.name.lower(),
+            "area": self.area.value,
+            "title": self.title,
+            "blocks": self.blocks,
+            "remedy": self.remedy,
+            "applies": str(self.applies),
+            "products": sorted(kind.value for kind in self.kinds),
+            "about": "group" if self.cluster else "host",
+            "sources": [{"url": s.url, "date": s.date, "note": s.note} for s in self.sources],
+        }
+
     def finding(self, hit: Hit, node: str = "") -> Finding:
         """The finding for one hit."""
         return Finding(

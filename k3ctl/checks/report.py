@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from k3ctl.checks.domains import Domain, domains
-from k3ctl.checks.evaluate import evaluate
+from k3ctl.checks.evaluate import evaluate, sort
 from k3ctl.checks.finding import Finding, Severity
+from k3ctl.checks.merge import Gathered
 from k3ctl.checks.verdict import Verdict, verdict
 from k3ctl.gpus.files import to_json
 from k3ctl.gpus.types import Snapshot
@@ -68,28 +69,19 @@ class Report:
         }
 
 
-def judge(
-    snapshot: Snapshot,
-    hosts: Mapping[str, Host],
-    *,
-    profile: Profile | None = None,
-    profiles: Iterable[Profile] = (),
-    extra: Sequence[Finding] = (),
-    notes: Sequence[str] = (),
-) -> Report:
+def judge(gathered: Gathered, *, profile: Profile | None = None, profiles: Iterable[Profile] = ()) -> Report:
     """Judge a reading. ``profile`` narrows the findings; ``profiles`` are tried for "what can run here"."""
-    from k3ctl.checks.evaluate import sort
-
     requires = profile.requires if profile else None
+    snapshot, hosts = gathered.snapshot, gathered.hosts
     return Report(
         snapshot=snapshot,
         hosts=hosts,
         verdict=verdict(snapshot),
         domains=tuple(domains(snapshot)),
-        findings=tuple(sort([*evaluate(snapshot, hosts, requires), *extra])),
+        findings=tuple(sort([*evaluate(snapshot, hosts, requires), *gathered.findings])),
         runnable=tuple(_runnable(p.name, p.requires, snapshot, hosts) for p in profiles),
         profile=profile.name if profile else None,
-        notes=tuple(notes),
+        notes=gathered.notes,
     )
 
 

@@ -42,7 +42,7 @@ def verdict(snapshot: Snapshot) -> Verdict:
     largest_tp = max((d.largest_tp for d in found), default=0)
     return Verdict(
         gpu_count=sum(len(node.present) for node, _ in pairs),
-        product="+".join(dict.fromkeys(product.id for _, product in pairs)),
+        product="+".join(dict.fromkeys(product.id for _, product in pairs)) or "none",
         nvlink_domain_gpus=best.size if best else 0,
         multicast=multicast.combined([multicast.judge(node, product).verdict for node, product in pairs]),
         imex=_worst([imex(node, product) for node, product in pairs]),

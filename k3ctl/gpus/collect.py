@@ -37,13 +37,17 @@ def snapshot(nv: Any = None) -> Snapshot:
     return read_node(nv)[0]
 
 
-def reading(nv: Any = None, exec_: Run = run) -> Reading:
-    """The GPUs of this host and the facts beside them."""
+def reading(
+    nv: Any = None, exec_: Run = run, *, probe: bool = False, probe_multicast: bool = False
+) -> Reading:
+    """The GPUs of this host and the facts beside them; ``probe`` also copies between the GPUs."""
     shot, answer = read_node(nv, exec_)
     node = shot.nodes[0]
+    wanted = (probe or probe_multicast) and bool(node.present)
     return Reading(
         snapshot=shot,
         host=facts.collect(
+            probe=cuda.probe(node.present, with_multicast=probe_multicast) if wanted else None,
             gpu_processes=_processes(node.present),
             imex_expected=isinstance(node.imex, Imex) and bool(node.imex.channels),
             libraries=(answer.library,) if answer.library else (),

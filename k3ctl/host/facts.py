@@ -13,7 +13,7 @@ from pathlib import Path
 from k3ctl import __version__
 from k3ctl.host import imex_domain, kernel_log, limits, machine, network, packages, settings, storage
 from k3ctl.host.shell import Run, run
-from k3ctl.host.types import Host, Library, Process
+from k3ctl.host.types import Host, Library, Probe, Process
 
 
 def collect(
@@ -23,6 +23,7 @@ def collect(
     imex_expected: bool = False,
     libraries: Sequence[Library] = (),
     cuda_error: int | None = None,
+    probe: Probe | None = None,
     exec_: Run = run,
 ) -> Host:
     """Facts about this host.
@@ -57,6 +58,7 @@ def collect(
             libraries=(*libraries, *packages.nccl(env, installed)),
             processes=tuple(_process(*entry) for entry in gpu_processes),
             cuda_error=cuda_error,
+            probe=probe,
             python=platform.python_version(),
             k3ctl=__version__,
             addresses=addresses.result(),

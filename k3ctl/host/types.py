@@ -138,6 +138,27 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy of the run-time probe between two GPUs (NVML indices); ``gb_s`` counts 10⁹ bytes."""
+
+    source: int
+    target: int
+    peer: bool | None = None
+    gb_s: float | None = None
+    correct: bool | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The run-time probe. ``multicast`` is ``ok``, an error, or None when it was not asked for."""
+
+    copies: tuple[Copy, ...] = ()
+    error: str = ""
+    multicast: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """Facts about one host; ``collected_at`` is unix time in seconds."""
 
@@ -162,5 +183,6 @@ class Host:
     imex_domain: ImexDomain | None = None
     cuda_error: int | None = None
     """Result of cuInit (CUresult): 0 ok, None when CUDA was not asked."""
+    probe: Probe | None = None
     python: str = ""
     k3ctl: str = ""

@@ -1,5 +1,31 @@
 """The rules, one module per area. Importing this package fills ``finding.RULES``."""
 
-from k3ctl.checks.rules import cluster, driver, environment, fabric, gpu, host, imex, kernel, nvlink, profile
+from k3ctl.checks.rules import (
+    cluster,
+    driver,
+    environment,
+    fabric,
+    gpu,
+    host,
+    imex,
+    kernel,
+    node,
+    nvlink,
+    probe,
+    profile,
+)
 
-__all__ = ["cluster", "driver", "environment", "fabric", "gpu", "host", "imex", "kernel", "nvlink", "profile"]
+__all__ = [
+    "cluster",
+    "driver",
+    "environment",
+    "fabric",
+    "gpu",
+    "host",
+    "imex",
+    "kernel",
+    "node",
+    "nvlink",
+    "probe",
+    "profile",
+]

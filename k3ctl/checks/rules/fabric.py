@@ -10,6 +10,7 @@ from k3ctl.checks.products import SWITCHED, Kind
 from k3ctl.checks.view import NodeView
 from k3ctl.gpus.nvml import is_zero
 from k3ctl.gpus.types import Fabric, Gpu
+from k3ctl.host.values import NOT_CAPTURED
 
 FABRIC_API = Source("https://docs.nvidia.com/deploy/nvml-api/structnvmlGpuFabricInfo__v3__t.html", "2026-11")
 STATUS_NOT_STATE = Source("https://github.com/Azure/azhpc-images/pull/506", "2026-03-28")
@@ -142,6 +143,41 @@ def no_cluster(view: NodeView) -> Iterator[Hit]:
 
 
 @rule(
+    "fabric.health-not-reported",
+    Severity.INFO,
+    Area.NVLINK,
+    "Registered, and the driver reports no health",
+    remedy="nothing to do; a newer driver also reports bandwidth and route health",
+    sources=(PRODUCT_MEANING,),
+    kinds=frozenset({Kind.NVL72}),
+)
+def health_not_reported(view: NodeView) -> Iterator[Hit]:
+    for gpu, fabric in _fabrics(view):
+        if (
+            fabric.state == COMPLETED
+            and fabric.status == 0
+            and not (fabric.health_mask or fabric.health_summary)
+        ):
+            yield Hit(f"state completed, clique {fabric.clique_id}, health not supported", gpu.label)
+
+
+@rule(
+    "fabric.not-captured",
+    Severity.INFO,
+    Area.NVLINK,
+    "The NVLink domain is not known",
+    blocks="the verdict on groups over several trays",
+    remedy="capture `nvidia-smi -q` too, or run `k3ctl doctor` on the host",
+    sources=(FABRIC_API,),
+    kinds=frozenset({Kind.NVL72}),
+)
+def not_captured(view: NodeView) -> Iterator[Hit]:
+    unknown = [gpu for gpu in view.node.present if gpu.fabric == NOT_CAPTURED]
+    if unknown:
+        yield Hit(f"no fabric information for {len(unknown)} GPUs")
+
+
+@rule(
     "fabric.unhealthy",
     Severity.FAIL,
     Area.NVLINK,
@@ -202,7 +238,7 @@ def degraded(view: NodeView) -> Iterator[Hit]:
 )
 def manager_inactive(view: NodeView) -> Iterator[Hit]:
     manager = view.node.services.get("nvidia-fabricmanager")
-    if manager and manager.load == "loaded" and manager.active != "active":
+    if manager and manager.load != "not-found" and manager.active != "active":
         yield Hit(f"nvidia-fabricmanager is {manager.active}")
 
 

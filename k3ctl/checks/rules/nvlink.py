@@ -34,7 +34,9 @@ SPECIALIZED = "the specialized decode path (TP8, TP16)"
     kinds=frozenset({Kind.PCIE, Kind.UNIFIED}),
 )
 def none(view: NodeView) -> Iterator[Hit]:
-    if view.node.present and not any(gpu.links for gpu in view.node.present):
+    gpus = view.node.present
+    read = any(isinstance(gpu.architecture, int) for gpu in gpus) or bool(view.node.pairs)
+    if read and not any(gpu.links for gpu in gpus):
         yield Hit(f"{len(view.node.present)} GPU(s) without NVLinks ({view.product.id})")
 
 

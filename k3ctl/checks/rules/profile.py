@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from k3ctl.checks import multicast
 from k3ctl.checks.domains import usable
 from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
+from k3ctl.checks.products import SWITCHED, Product
 from k3ctl.checks.view import ClusterView, NodeView
 
 SCHEMA = Source("https://github.com/vllm-project/recipes/blob/main/models/moonshotai/Kimi-K3.yaml", "2026-08")
@@ -20,7 +21,12 @@ START = "this profile"
 def _accepted(cluster: ClusterView) -> list[NodeView]:
     """The hosts whose chip the profile names; all of them when it names none."""
     chips = cluster.requires.gpu if cluster.requires else ()
-    return [view for view in cluster.views if not chips or view.product.chip in chips]
+    return [view for view in cluster.views if _fits(view.product, chips)]
+
+
+def _fits(product: Product, chips: tuple[str, ...]) -> bool:
+    """Whether a product is one of ``chips``; a capture without product names is not held against it."""
+    return not chips or product.chip in chips or (not product.chip and product.kind in SWITCHED)
 
 
 def _share(cluster: ClusterView) -> int:
@@ -83,8 +89,7 @@ def nvlink_domain(cluster: ClusterView) -> Iterator[Hit]:
     requires = cluster.requires
     if not requires or not requires.nvlink_domain or requires.gpus < 2:
         return
-    chips = requires.gpu
-    best = max((d.largest_tp for d in cluster.domains if not chips or d.product.chip in chips), default=0)
+    best = max((d.largest_tp for d in cluster.domains if _fits(d.product, requires.gpu)), default=0)
     if best < _share(cluster) and _accepted(cluster):
         yield Hit(f"{_share(cluster)} GPUs wanted in one domain, the largest group here has {best}")
 
@@ -145,8 +150,8 @@ def driver(cluster: ClusterView) -> Iterator[Hit]:
 def vllm(cluster: ClusterView) -> Iterator[Hit]:
     spec = cluster.requires.vllm if cluster.requires else ""
     for view in cluster.views:
-        if not spec or view.host is None:
-            continue
+        if not spec or view.host is None or not view.host.k3ctl:
+            continue  # a text capture does not tell which packages there are
         version = view.host.packages.get("vllm")
         if version is None:
             yield Hit(f"vLLM is not installed, wanted {spec}", view.node.hostname)

@@ -11,13 +11,17 @@ from k3ctl.errors import ExitCode, UsageError, unknown
 from k3ctl.output import CommandResult
 
 if TYPE_CHECKING:
-    from k3ctl.checks.report import Report
+    from k3ctl.checks.merge import Gathered
     from k3ctl.profiles.schema import Profile
+
+NODE_LIMIT_S = 60.0
 
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[merge FILE...]", help="Judge the reports of several hosts as one group.", show_default=False
+        metavar="merge FILE",
+        help="Judge saved reports of several hosts as one group.",
+        show_default=False,
     ),
 ]
 ProfileOption = Annotated[
@@ -27,6 +31,41 @@ ProfileOption = Annotated[
 ExplainOption = Annotated[
     str | None, typer.Option("--explain", metavar="ID", help="Print one rule: meaning, remedy, sources.")
 ]
+FromOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="DIR",
+        help="Judge text captures instead of this machine: nvidia-smi -q, -L, nvlink -s, topo -m, "
+        "nvidia-imex-ctl, dcgmi, dmesg, collect_env, shell transcripts. Each subfolder is one host.",
+    ),
+]
+NodesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nodes", metavar="A,B,...", help="Collect from these hosts with ssh and judge them as one group."
+    ),
+]
+NodeLimitOption = Annotated[
+    float, typer.Option("--node-timeout", metavar="S", min=1, help="Time limit for each host of --nodes.")
+]
+RemoteOption = Annotated[
+    str, typer.Option("--remote-k3ctl", metavar="PATH", help="Path of k3ctl on the hosts of --nodes.")
+]
+ProbeOption = Annotated[
+    bool,
+    typer.Option(
+        "--probe", help="Also copy between all GPU pairs and compare the rates; takes 0.5 GiB per GPU."
+    ),
+]
+MulticastOption = Annotated[
+    bool,
+    typer.Option(
+        "--probe-multicast",
+        help="Also allocate NVLink multicast memory. On shared hosts this can take GPUs out of service: "
+        "only where you own every GPU. Never done by default.",
+    ),
+]
 
 
 def register(app: typer.Typer, command: Any) -> None:
@@ -35,53 +74,77 @@ def register(app: typer.Typer, command: Any) -> None:
         app,
         "doctor",
         epilog="Examples: k3ctl doctor · k3ctl doctor --json > node.json · k3ctl doctor merge node*.json · "
+        "k3ctl doctor --nodes tray0,tray1 · k3ctl doctor --from captures/ · "
         "k3ctl doctor --profile b300-tp8 · k3ctl doctor --explain fabric.status",
     )(doctor)
 
 
 def doctor(
-    words: Words = None, profile: ProfileOption = None, explain: ExplainOption = None
+    words: Words = None,
+    profile: ProfileOption = None,
+    nodes: NodesOption = None,
+    captures: FromOption = None,
+    explain: ExplainOption = None,
+    probe: ProbeOption = False,
+    probe_multicast: MulticastOption = False,
+    node_timeout: NodeLimitOption = NODE_LIMIT_S,
+    remote_k3ctl: RemoteOption = "k3ctl",
 ) -> CommandResult:
-    """Say what this machine or group can run, and why not. Exit 1 when something failed.
+    """Say what this machine or group can run, and why not. Exits with 1 when something failed.
 
-    Reads GPUs by NVML and the host around them; changes nothing and takes no GPU memory.
+    Reads GPUs by NVML and the host around them; changes nothing, and takes no GPU memory without --probe.
     """
     if explain:
         return _explain(explain)
     wanted = _profile(profile) if profile else None
-    return _result(_report(words or [], wanted))
+    probes = [flag for flag, on in (("--probe", probe), ("--probe-multicast", probe_multicast)) if on]
+    if sum(map(bool, (words, nodes, captures))) > 1:
+        raise UsageError("`merge`, `--nodes` and `--from` are three sources: give one of them")
+    if probes and (words or captures):
+        raise UsageError(f"{probes[0]} needs the machine itself, not a saved report")
+    if words:
+        gathered = _merged(words)
+    elif captures:
+        from k3ctl.checks.captures import read_folder
+
+        gathered = read_folder(captures)
+    elif nodes:
+        gathered = _remote(nodes, [remote_k3ctl, "doctor", "--json", *probes], node_timeout)
+    else:
+        gathered = _here(probe=probe, probe_multicast=probe_multicast)
+    return _judged(gathered, wanted)
 
 
-def _report(words: list[str], profile: Profile | None) -> Report:
-    from k3ctl.checks import merge
-    from k3ctl.checks.report import judge
+def _here(*, probe: bool, probe_multicast: bool) -> Gathered:
+    from k3ctl.checks.merge import Gathered
     from k3ctl.gpus.collect import reading
 
-    if words:
-        if words[0] != "merge":
-            raise unknown("action", words[0], ["merge"])
-        if len(words) == 1:
-            raise UsageError(
-                "`k3ctl doctor merge` needs the reports to merge", hint="k3ctl doctor merge node*.json"
-            )
-        gathered = merge.read(Path(word) for word in words[1:])
-        return judge(
-            gathered.snapshot,
-            gathered.hosts,
-            profile=profile,
-            profiles=_profiles(),
-            extra=gathered.findings,
-            notes=gathered.notes,
-        )
-    read = reading()
-    return judge(read.snapshot, {read.host.hostname: read.host}, profile=profile, profiles=_profiles())
+    read = reading(probe=probe, probe_multicast=probe_multicast)
+    return Gathered(read.snapshot, {read.host.hostname: read.host})
 
 
-def _result(report: Report) -> CommandResult:
-    from k3ctl.checks.report import SCHEMA
+def _merged(words: list[str]) -> Gathered:
+    from k3ctl.checks import merge
+
+    if words[0] != "merge":
+        raise unknown("action", words[0], ["merge"])
+    if len(words) == 1:
+        raise UsageError("`k3ctl doctor merge` needs reports", hint="k3ctl doctor merge node*.json")
+    return merge.read(Path(word) for word in words[1:])
+
+
+def _remote(nodes: str, command: list[str], limit_s: float) -> Gathered:
+    from k3ctl.checks import remote
+
+    return remote.collect([name.strip() for name in nodes.split(",") if name.strip()], command, limit_s)
+
+
+def _judged(gathered: Gathered, profile: Profile | None) -> CommandResult:
+    from k3ctl.checks.report import SCHEMA, judge
     from k3ctl.commands.doctor import render
 
-    failed = ExitCode.MACHINE if report.profile else ExitCode.FAILED
+    report = judge(gathered, profile=profile, profiles=_profiles())
+    failed = ExitCode.MACHINE if profile else ExitCode.FAILED
     return CommandResult(
         SCHEMA,
         report.to_json(),
@@ -97,7 +160,7 @@ def _explain(id_: str) -> CommandResult:
 
     if id_ not in RULES:
         raise unknown("rule", id_, RULES)
-    return CommandResult("k3ctl.rule/1", render.rule_json(RULES[id_]), render.rule_blocks(RULES[id_]))
+    return CommandResult("k3ctl.rule/1", RULES[id_].to_json(), render.rule_blocks(RULES[id_]))
 
 
 def _profile(name: str) -> Profile:
@@ -107,7 +170,15 @@ def _profile(name: str) -> Profile:
 
 
 def _profiles() -> list[Profile]:
-    """Every readable profile; a broken file of the user is `k3ctl profiles list`'s to report."""
+    """Every readable profile, for "can run here"; a broken file is for `k3ctl profiles list` to report.
+
+    None without pydantic and PyYAML: doctor then still judges the machine.
+    """
+    try:
+        import pydantic  # noqa: F401
+        import yaml  # noqa: F401
+    except ImportError:
+        return []
     from k3ctl.profiles import loader
 
     out = []

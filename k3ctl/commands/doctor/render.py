@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from k3ctl.checks.finding import Rule, Severity
 from k3ctl.checks.report import Group, Report, Runnable, grouped
@@ -18,7 +17,8 @@ MOST_PLACES = 8
 def blocks(report: Report) -> list[Block]:
     """Head lines, the findings worst first, and what can run."""
     out: list[Block] = [Lines(_head(report))]
-    rows = [_row(group) for group in grouped(report.findings, name_hosts=len(report.snapshot.nodes) > 1)]
+    hosts = {node.hostname for node in report.snapshot.nodes} | {finding.node for finding in report.findings}
+    rows = [_row(group) for group in grouped(report.findings, name_hosts=len(hosts - {""}) > 1)]
     if rows:
         out.append(Table(["", "finding", "what was read, and what to do"], rows))
     out.append(Lines(_tail(report)))
@@ -109,25 +109,9 @@ def _can_run(entries: Iterable[Runnable]) -> list[str]:
     return lines
 
 
-def rule_json(rule: Rule) -> dict[str, Any]:
-    """One rule as JSON data."""
-    return {
-        "id": rule.id,
-        "severity": rule.severity.name.lower(),
-        "area": rule.area.value,
-        "title": rule.title,
-        "blocks": rule.blocks,
-        "remedy": rule.remedy,
-        "applies": str(rule.applies),
-        "products": sorted(kind.value for kind in rule.kinds),
-        "about": "group" if rule.cluster else "host",
-        "sources": [{"url": s.url, "date": s.date, "note": s.note} for s in rule.sources],
-    }
-
-
 def rule_blocks(rule: Rule) -> list[Block]:
     """One rule as text."""
-    data = rule_json(rule)
+    data = rule.to_json()
     lines = [
         f"{rule.id} ({MARKS[rule.severity].lower()}): {rule.title}",
         f"blocks:   {rule.blocks or 'nothing'}",
