@@ -1,0 +1,8 @@
+"""Load tests: what to send (presets), who sends it (GuideLLM or aiperf in a child process), what the numbers mean.
+
+``run(workload.load("smoke"), target, out=…)`` returns a ``BenchResult``. Nothing here generates load itself.
+"""
+
+from k3ctl.loadtest.run import BenchResult, run
+
+__all__ = ["BenchResult", "run"]

@@ -1,0 +1,192 @@
+"""GuideLLM in its own process, with live events: ``python guidellm_bridge.py EVENTS.jsonl run --backend …``.
+
+The arguments after the event file are GuideLLM's own command line, run unchanged by GuideLLM's own CLI. The
+bridge only replaces two names of GuideLLM 0.8.1 before the CLI starts: the console progress (its callbacks become
+``run_start``, ``bench_start``, ``tick``, ``bench_compile``, ``bench_done``, ``run_end`` lines) and the accumulator
+(each request's life becomes ``request`` lines). When that seam is missing it writes one ``seam_missing`` line and
+runs the CLI as it is: final results only.
+
+This file is executed by path and never imported by k3ctl: it runs where GuideLLM is installed. GuideLLM's worker
+processes import it again as ``__mp_main__``, so nothing heavy may stand at module level.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+KNOWN_VERSION = "0.8.1"
+TICK_S = 0.25
+REQUEST_STATES = frozenset({"first_token", "completed", "errored", "cancelled"})
+
+
+class Emitter:
+    """Appends one JSON line per event; ``ts`` is unix seconds."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: PTH123, SIM115
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """Write one event."""
+        self._file.write(json.dumps({"ts": time.time(), "kind": kind, **fields}, default=str) + "\n")
+
+
+def request_event(response: Any, info: Any) -> dict[str, Any]:
+    """What one request says about itself: ids, state, TTFT in ms, latency in s, token counts; never its text."""
+    timings = info.timings
+    event: dict[str, Any] = {
+        "id": info.request_id,
+        "status": info.status,
+        "conv": info.conversation_id,
+        "turn": info.turn_index,
+        "agent": info.agent_id,
+        "error": info.error,
+    }
+    if timings.first_token_iteration and timings.request_start:
+        event["ttft_ms"] = 1000 * (timings.first_token_iteration - timings.request_start)
+    if info.status == "completed" and response is not None:
+        event.update(
+            out=response.output_metrics.total_tokens,
+            inp=response.input_metrics.total_tokens,
+            cached=response.input_metrics.cached_tokens,
+            latency_s=timings.request_end - timings.request_start,
+            start_ts=timings.request_start,
+            iters=timings.token_iterations,
+            server=response.response_metrics,
+        )
+        if timings.last_token_iteration and timings.first_token_iteration:
+            event["decode_s"] = timings.last_token_iteration - timings.first_token_iteration
+    return event
+
+
+def tick_event(accumulator: Any, state: Any) -> dict[str, Any]:
+    """Progress of one step: phase, remaining share, request counts, running means."""
+    done = accumulator.completed_metrics
+    return {
+        "phase": accumulator.timings.status,
+        "remaining": state.progress.remaining_fraction,
+        "queued": state.queued_requests,
+        "processing": state.processing_requests,
+        "ok": state.successful_requests,
+        "err": state.errored_requests,
+        "cancelled": state.cancelled_requests,
+        "conc": accumulator.concurrency_metric.time_weighted_mean,
+        "rps": done.requests.rate_per_second,
+        "otps": done.output_tokens.rate_per_second,
+        "ttps": done.total_tokens.rate_per_second,
+        "ttft_ms": done.time_to_first_token_ms.mean,
+        "itl_ms": done.inter_token_latency_ms.mean,
+        "lat_s": done.request_latency.mean,
+    }
+
+
+def install(emit: Emitter) -> None:
+    """Replace the progress class and the accumulator of GuideLLM 0.8.1 by ones that also emit events."""
+    import guidellm.benchmark.entrypoints as entry
+    from guidellm.benchmark import BenchmarkerProgress, GenerativeBenchmarkAccumulator
+
+    class Progress(BenchmarkerProgress):  # type: ignore[misc]
+        """Progress callbacks as events."""
+
+        last_tick = 0.0
+
+        async def on_initialize(self, profile: Any) -> None:
+            emit("run_start", strategies=list(profile.strategy_types))
+
+        async def on_benchmark_start(self, strategy: Any) -> None:
+            emit("bench_start", strategy=str(strategy), detail=strategy.model_dump(mode="json"))
+
+        async def on_benchmark_update(self, accumulator: Any, state: Any) -> None:
+            if time.monotonic() - self.last_tick >= TICK_S:
+                self.last_tick = time.monotonic()
+                emit("tick", **tick_event(accumulator, state))
+
+        async def on_benchmark_compile(self) -> None:
+            emit("bench_compile")
+
+        async def on_benchmark_complete(self, benchmark: Any) -> None:
+            metrics = benchmark.metrics
+            emit(
+                "bench_done",
+                totals=metrics.request_totals.model_dump(),
+                ttft_p90=metrics.time_to_first_token_ms.successful.percentiles.p90,
+                otps=metrics.output_tokens_per_second.successful.mean,
+                measure_start=benchmark.scheduler_metrics.measure_start_time,
+                measure_end=benchmark.scheduler_metrics.measure_end_time,
+            )
+
+        async def on_finalize(self) -> None:
+            emit("run_end")
+
+    class Accumulator(GenerativeBenchmarkAccumulator):  # type: ignore[misc]
+        """Tees every request's state change."""
+
+        def update_estimate(self, response: Any, request: Any, info: Any, state: Any) -> None:
+            super().update_estimate(response, request, info, state)
+            if info.status in REQUEST_STATES:
+                emit("request", **request_event(response, info))
+
+    for name in ("GenerativeConsoleBenchmarkerProgress", "GenerativeBenchmarkAccumulator"):
+        getattr(entry, name)  # an AttributeError here means that the seam moved
+    entry.GenerativeConsoleBenchmarkerProgress = Progress
+    entry.GenerativeBenchmarkAccumulator = Accumulator
+
+
+def prepare_workers() -> None:
+    """With a fork server, import the client once for all its worker processes, beside this process's own import."""
+    if os.environ.get("GUIDELLM__MP_CONTEXT_TYPE") == "forkserver":
+        from multiprocessing import forkserver
+
+        multiprocessing.set_forkserver_preload(["guidellm.scheduler.worker", "guidellm.backends"])
+        forkserver.ensure_running()
+
+
+def main(arguments: list[str]) -> None:
+    """Emit ``seam`` or ``seam_missing``, then run GuideLLM's CLI with the arguments after the event file."""
+    threading.Thread(target=die_with, args=(os.getppid(),), daemon=True).start()
+    emit = Emitter(arguments[0])
+    version = importlib.metadata.version("guidellm")
+    emit("client", name="guidellm", version=version)
+    prepare_workers()
+    if version == KNOWN_VERSION:
+        try:
+            install(emit)
+        except (AttributeError, ImportError) as error:
+            emit("seam_missing", reason=repr(error))
+    else:
+        emit("seam_missing", reason=f"guidellm {version}, known {KNOWN_VERSION}")
+    from guidellm.cli import cli
+
+    try:
+        cli(args=arguments[1:], prog_name="guidellm", standalone_mode=True)
+    except SystemExit as end:
+        emit("exit", status=end.code if isinstance(end.code, int) else int(end.code is not None))
+        leave(end.code if isinstance(end.code, int) else 1)
+    except BaseException as error:
+        emit("fatal", error=f"{type(error).__name__}: {error}")
+        raise
+
+
+def leave(status: int) -> None:
+    """End at once: taking torch and the fork server down in order costs seconds and changes no result."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def die_with(parent: int) -> None:
+    """Stop the whole process group when k3ctl (``parent``) is gone: a load without a watcher must not go on."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,69 @@
+"""The client's live events: ``raw/events.jsonl``, one JSON object per line, ``ts`` in unix seconds.
+
+Kinds: ``client``, ``seam_missing``, ``run_start``, ``bench_start``, ``tick``, ``request``, ``bench_compile``,
+``bench_done``, ``run_end``, ``fatal``. The live line, the monitor and the partial summary of an interrupted run are
+all made from this file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+Event = Mapping[str, Any]
+
+
+def parse(line: str) -> Event | None:
+    """One event, or None for an empty or damaged line."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and "kind" in value else None
+
+
+def read(path: Path) -> list[Event]:
+    """Every whole event of a file; a missing file has none."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [event for line in lines if (event := parse(line)) is not None]
+
+
+class Tail:
+    """Reads a growing event file: each call returns the whole lines that came since the last one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def __call__(self) -> Iterator[Event]:
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole, newline, _ = data.rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        for line in whole.decode(errors="replace").splitlines():
+            if (event := parse(line)) is not None:
+                yield event
+
+
+def steps(events: list[Event]) -> list[list[Event]]:
+    """Split a run into its concurrency steps, each starting with ``bench_start``."""
+    out: list[list[Event]] = []
+    for event in events:
+        if event["kind"] == "bench_start":
+            out.append([])
+        if out:
+            out[-1].append(event)
+    return out
+
+
+def streams(step: list[Event]) -> int:
+    """Concurrency of a step."""
+    detail = step[0].get("detail") or {}
+    return int(detail.get("streams") or detail.get("max_concurrency") or 1)

@@ -1,0 +1,305 @@
+"""Guards: pure checks that turn a row of numbers into a verdict, each with its arithmetic in the text it gives.
+
+A finding's level is one of
+
+* ``invalid``: the number is not what it claims to be; the row is shown, never compared, and the command exits 1;
+* ``caution``: the number stands, with this limit;
+* ``note``: worth knowing, or a failed guard that the preset waives, with the preset's reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from k3ctl.loadtest import stats
+from k3ctl.loadtest.rows import Row, Stat
+from k3ctl.loadtest.target import Deployment
+from k3ctl.loadtest.window import ServerWindow
+from k3ctl.loadtest.workload import Workload
+
+INVALID, CAUTION, NOTE = "invalid", "caution", "note"
+
+LITTLE_TOLERANCE = 0.05
+OUTPUT_LENGTH_TOLERANCE = 0.03
+PROMPT_LENGTH_TOLERANCE = 0.05
+PROMPT_LENGTH_FREE_TOKENS = 64
+"""A chat template may add this many tokens to any prompt."""
+COARSE_STEP = 0.02
+COARSE_INTERVAL = 0.05
+ACCEPTANCE_ABOVE_GOLDEN = 0.15
+ACCEPTANCE_COLLAPSE = 1.05
+PREFIX_HITS_EXPECTED_NONE = 0.01
+CLIENT_DELAY_SHARE = 0.05
+CLOCK_JUMP_S = 0.5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One guard's word about one row."""
+
+    guard: str
+    level: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the guards look at."""
+
+    row: Row
+    workload: Workload
+    deployment: Deployment
+    server: ServerWindow | None
+    golden_al: float | None
+    """Reference acceptance length for the deployment's number of speculative tokens."""
+
+
+def judge(evidence: Evidence) -> tuple[Finding, ...]:
+    """Every guard's finding about a row, worst first; the preset's waivers are applied."""
+    found = [finding for guard in GUARDS for finding in guard(evidence)]
+    waived = [_waive(finding, evidence.workload) for finding in found]
+    return tuple(sorted(waived, key=lambda finding: (INVALID, CAUTION, NOTE).index(finding.level)))
+
+
+def valid(findings: Iterable[Finding]) -> bool:
+    """Whether no finding says ``invalid``."""
+    return all(finding.level != INVALID for finding in findings)
+
+
+def _waive(finding: Finding, workload: Workload) -> Finding:
+    reason = workload.waive.get(finding.guard)
+    if reason is None or finding.level == NOTE:
+        return finding
+    return replace(finding, level=NOTE, text=f"{finding.text}; waived by the preset: {reason}")
+
+
+def errors(e: Evidence) -> Iterable[Finding]:
+    """Failed requests, an error limit that ended the step, or nothing finished."""
+    total = e.row.completed + e.row.errored + e.row.incomplete
+    if e.row.completed == 0:
+        yield Finding("errors", INVALID, f"no request finished ({e.row.errored} of {total} failed)")
+    elif e.row.errored:
+        yield Finding("errors", INVALID, f"{e.row.errored} of {total} requests failed")
+    if e.row.stopped_by_errors:
+        yield Finding(
+            "errors", INVALID, "the client's error limit ended the step early (its exit status is 0 then)"
+        )
+
+
+def statistics(e: Evidence) -> Iterable[Finding]:
+    """Numbers that no set of measurements can have."""
+    named = {
+        "latency": e.row.latency_s,
+        "TTFT": e.row.ttft_ms,
+        "ITL": e.row.itl_ms,
+        "output length": e.row.output_tokens,
+    }
+    for name, stat in named.items():
+        if problem := _impossible(stat):
+            yield Finding("statistics", INVALID, f"{name}: {problem}")
+
+
+def _impossible(stat: Stat) -> str | None:
+    values = [
+        v for v in (stat.mean, stat.p50, stat.p90, stat.p99, stat.std, stat.min, stat.max) if v is not None
+    ]
+    if any(not math.isfinite(value) for value in values):
+        return "not a finite number"
+    if any(value < 0 for value in values):
+        return "negative"
+    if None not in (stat.std, stat.min, stat.max, stat.mean):
+        assert (
+            stat.std is not None and stat.min is not None and stat.max is not None and stat.mean is not None
+        )
+        # the sample deviation of n values in [min, max] is at most (max − min)/2 · √(n/(n−1)) ≤ (max − min)/√2
+        limit = max((stat.max - stat.min) / math.sqrt(2), 1e-3 * abs(stat.mean))
+        if stat.std > limit * 1.01 and stat.count > 1:
+            return f"standard deviation {stat.std:g} cannot come from values in {stat.min:g}..{stat.max:g}"
+        slack = 1e-6 * max(abs(stat.mean), 1.0)
+        if not stat.min - slack <= stat.mean <= stat.max + slack:
+            return f"mean {stat.mean:g} outside {stat.min:g}..{stat.max:g}"
+    ordered = [v for v in (stat.p50, stat.p90, stat.p99) if v is not None]
+    return None if ordered == sorted(ordered) else "percentiles do not ascend"
+
+
+def request_count(e: Evidence) -> Iterable[Finding]:
+    """The quantisation step: a throughput over n finished requests moves in steps of 1/n."""
+    share = stats.step_share(e.row.completed)
+    if share is None:
+        return
+    level = CAUTION if share > COARSE_STEP else NOTE
+    yield Finding(
+        "request-count", level, f"{e.row.completed} requests finished: one more or less moves it ±{share:.1%}"
+    )
+
+
+def interval(e: Evidence) -> Iterable[Finding]:
+    """A 95 % interval wider than 5 %."""
+    share = stats.interval_share(e.row.latency_s)
+    if share is not None and share > COARSE_INTERVAL:
+        yield Finding("interval", CAUTION, f"95 % interval of the mean is ±{share:.1%}")
+
+
+def little(e: Evidence) -> Iterable[Finding]:
+    """Little's law: throughput × latency = concurrency × output length, within 5 % and one request."""
+    ratio = stats.little_ratio(e.row)
+    step = stats.step_share(e.row.completed)
+    if ratio is None or step is None or e.row.partial:
+        return
+    if abs(ratio - 1) > LITTLE_TOLERANCE + step:
+        why = "more work counted than the window holds" if ratio > 1 else "the slots were not always busy"
+        yield Finding(
+            "little", INVALID, f"Little ratio {ratio:.2f} (expected 1 ± {LITTLE_TOLERANCE + step:.2f}): {why}"
+        )
+
+
+def output_length(e: Evidence) -> Iterable[Finding]:
+    """Outputs shorter or longer than asked: the model stopped by itself, ``ignore_eos`` did not go through."""
+    asked, mean = e.workload.output_tokens, e.row.output_tokens.mean
+    if e.workload.sessions or not mean or not e.row.completed:
+        return
+    if abs(mean - asked) > max(OUTPUT_LENGTH_TOLERANCE * asked, 1):
+        yield Finding(
+            "output-length", INVALID, f"mean output {mean:.0f} tokens, asked {asked}: not this workload"
+        )
+
+
+def prompt_length(e: Evidence) -> Iterable[Finding]:
+    """Prompts of another length than asked: client and server count with different tokenizers."""
+    asked, mean = e.workload.prompt_tokens + (e.workload.prefix_tokens or 0), e.row.prompt_tokens.mean
+    if e.workload.sessions or not mean or not e.row.completed:
+        return
+    allowed = max(PROMPT_LENGTH_TOLERANCE * asked, PROMPT_LENGTH_FREE_TOKENS)
+    if abs(mean - asked) > allowed:
+        yield Finding(
+            "prompt-length",
+            INVALID,
+            f"mean prompt {mean:.0f} tokens, asked {asked} ({mean / asked - 1:+.0%})",
+        )
+
+
+def prefix_cache(e: Evidence) -> Iterable[Finding]:
+    """Prefix hits where every prompt is unique, or none where prompts share a prefix."""
+    if e.server is None or e.server.prefix_hit_share is None or e.workload.sessions:
+        return
+    share, shared = e.server.prefix_hit_share, bool(e.workload.prefix_tokens)
+    if not shared and share > PREFIX_HITS_EXPECTED_NONE:
+        yield Finding(
+            "prefix-cache", INVALID, f"{share:.1%} of prompt tokens came from the prefix cache; expected none"
+        )
+    if shared and share < PREFIX_HITS_EXPECTED_NONE:
+        yield Finding(
+            "prefix-cache", INVALID, "no prefix hits although every prompt shares a prefix: caching is off"
+        )
+
+
+def acceptance(e: Evidence) -> Iterable[Finding]:
+    """Acceptance length against the golden curve: far above is a workload artefact, 1 is a useless drafter."""
+    length = e.server.acceptance_length if e.server else None
+    if length is None:
+        return
+    if synthetic(e):
+        return
+    if length <= ACCEPTANCE_COLLAPSE:
+        yield Finding(
+            "acceptance", CAUTION, f"acceptance length {length:.2f}: the drafter is never right, turn it off"
+        )
+    elif e.golden_al and length > e.golden_al * (1 + ACCEPTANCE_ABOVE_GOLDEN):
+        text = f"acceptance length {length:.2f}, reference {e.golden_al:.2f}: an artefact of the prompts, not a speed"
+        yield Finding("acceptance", INVALID, text)
+
+
+def synthetic_stamp(e: Evidence) -> Iterable[Finding]:
+    """Synthetic acceptance: the text is meaningless, the speed is not a prediction."""
+    why = synthetic(e)
+    if why:
+        yield Finding(
+            "synthetic", CAUTION, f"SYNTHETIC acceptance ({why}): not a real speed, no accuracy may be read"
+        )
+
+
+def synthetic(e: Evidence) -> str | None:
+    """Why acceptance is taken to be synthetic, or None.
+
+    The server's configuration says so, or the traces do: per-position rates that are all exactly 0 or 1, or a whole
+    number of tokens in every chunk with more than the drafter's reference.
+    """
+    if e.deployment.acceptance == "synthetic":
+        return "configured on the server"
+    rates = e.server.acceptance_per_position if e.server else ()
+    if rates and any(rates) and all(rate in (0.0, 1.0) for rate in rates):
+        return "suspected: every position is accepted always or never"
+    chunk = e.row.tokens_per_chunk
+    whole = chunk.mean is not None and chunk.mean > 4.0 and chunk.mean == round(chunk.mean) and not chunk.std
+    if whole and e.row.completed > 10:
+        return f"suspected: exactly {chunk.mean:.0f} tokens in every chunk"
+    return None
+
+
+def reasoning_only(e: Evidence) -> Iterable[Finding]:
+    """Every token was reasoning: no visible text, the tokens still count."""
+    if e.row.completed and e.row.ttft_ms.count and e.row.ttfot_ms.count == 0 and not e.row.partial:
+        yield Finding(
+            "reasoning-only", NOTE, "no visible token in any answer: reasoning only; its tokens are counted"
+        )
+
+
+def restart(e: Evidence) -> Iterable[Finding]:
+    """The server is not the same process any more."""
+    if e.server and e.server.restarted:
+        yield Finding("restart", INVALID, "the server restarted during the step")
+
+
+def clock(e: Evidence) -> Iterable[Finding]:
+    """The wall clock jumped against the steady clock."""
+    if e.server and e.server.clock_jump_s > CLOCK_JUMP_S:
+        yield Finding("clock", INVALID, f"the clock jumped by {e.server.clock_jump_s:.1f} s during the step")
+
+
+def client_saturation(e: Evidence) -> Iterable[Finding]:
+    """The client dispatched late: its own speed is part of the number."""
+    delay, latency = e.row.dispatch_delay_s, e.row.latency_s.mean
+    if delay and latency and delay > CLIENT_DELAY_SHARE * latency:
+        text = f"requests left the client {delay * 1000:.0f} ms late, {delay / latency:.0%} of their latency"
+        yield Finding("client-saturation", CAUTION, text)
+
+
+def path(e: Evidence) -> Iterable[Finding]:
+    """The specialized path was asked for and did not run the decode steps."""
+    taken = e.server.path if e.server else None
+    if taken is None or taken.decode_share is None or e.deployment.decode_backend != "latency_specialized":
+        return
+    if taken.decode_share < 0.95:
+        reason = max(taken.reasons, key=lambda name: taken.reasons[name], default="unknown")
+        text = f"the specialized path ran {taken.decode_share:.0%} of pure decode steps (most frequent reason: {reason})"
+        yield Finding("path", CAUTION, text)
+
+
+def partial(e: Evidence) -> Iterable[Finding]:
+    """An interrupted step: no warm-up cut, no full window."""
+    if e.row.partial:
+        yield Finding(
+            "partial", INVALID, "from the event log of an interrupted run: no warm-up cut, window incomplete"
+        )
+
+
+GUARDS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
+    errors,
+    statistics,
+    partial,
+    restart,
+    clock,
+    output_length,
+    prompt_length,
+    prefix_cache,
+    little,
+    acceptance,
+    synthetic_stamp,
+    path,
+    client_saturation,
+    request_count,
+    interval,
+    reasoning_only,
+)

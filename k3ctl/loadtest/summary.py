@@ -1,0 +1,164 @@
+"""``raw/`` → summary: one pure function of files, so that anyone can recompute what a bundle claims.
+
+The summary is plain JSON (``k3ctl.bench/1``). ``DEFINITIONS`` changes whenever a formula does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from k3ctl.errors import UsageError
+from k3ctl.loadtest import events as ev
+from k3ctl.loadtest import guards, rows, sampler, stats
+from k3ctl.loadtest.rows import Row
+from k3ctl.loadtest.scrape import Sample
+from k3ctl.loadtest.target import Target
+from k3ctl.loadtest.window import ServerWindow, server_window
+from k3ctl.loadtest.workload import Workload
+
+SCHEMA = "k3ctl.bench/1"
+DEFINITIONS = 1
+"""Version of the metric definitions in docs/reference/bench.md."""
+
+
+def summarize(raw: Path) -> dict[str, Any]:
+    """Recompute the summary of a raw directory.
+
+    Raises:
+        UsageError: ``ask.json`` or ``outcome.json`` is missing or damaged.
+    """
+    ask, outcome = _json(raw / "ask.json"), _json(raw / "outcome.json")
+    workload, target = Workload.from_dict(ask["workload"]), Target.from_dict(ask["target"])
+    events = ev.read(raw / "events.jsonl")
+    found, partial = client_rows(raw, events)
+    samples = sampler.read(raw)
+    judged = [judge_row(row, workload, target, samples) for row in found]
+    client = next((event for event in events if event["kind"] == "client"), {})
+    return {
+        "schema": SCHEMA,
+        "definitions": DEFINITIONS,
+        "preset": workload.preset,
+        "deviations": list(workload.deviations),
+        "deployment": asdict(target.deployment),
+        "model": target.model,
+        "client": {"name": client.get("name"), "version": client.get("version"), "live": _live(events)},
+        "started_at": outcome["started_at"],
+        "ended_at": outcome["ended_at"],
+        "partial": partial or bool(outcome["interrupted"]),
+        "synthetic": any(row["synthetic"] for row in judged),
+        "valid": bool(judged)
+        and all(row["valid"] for row in judged)
+        and len(judged) == len(workload.concurrency),
+        "missing_steps": [c for c in workload.concurrency if c not in [row["concurrency"] for row in judged]],
+        "rows": judged,
+    }
+
+
+def client_rows(raw: Path, events: Sequence[ev.Event]) -> tuple[list[Row], bool]:
+    """Rows from the client's report, else from the event log; the second value says that it was the event log."""
+    report = raw / "guidellm.json"
+    if report.is_file():
+        return rows.from_guidellm(_json(report)), False
+    return rows.from_events(events), True
+
+
+def judge_row(row: Row, workload: Workload, target: Target, samples: Sequence[Sample]) -> dict[str, Any]:
+    """One row of the summary: the client's figures, the server's, the derived ones and every guard's word."""
+    window = server_window(samples, row.measure_start, row.measure_end)
+    evidence = guards.Evidence(row, workload, target.deployment, window, golden_al(target))
+    findings = guards.judge(evidence)
+    resolution = stats.resolution_share(row)
+    return {
+        "concurrency": row.concurrency,
+        "window_s": row.window_s,
+        "requests": {
+            "completed": row.completed,
+            "errored": row.errored,
+            "incomplete": row.incomplete,
+            "completed_whole_run": row.completed_whole_run,
+        },
+        "output_tok_s": row.output_tok_s,
+        "total_tok_s": row.total_tok_s,
+        "request_s": row.request_s,
+        "output_tok_s_per_gpu": _per(row.output_tok_s, target.deployment.gpus),
+        "total_tok_s_per_gpu": _per(row.total_tok_s, target.deployment.gpus),
+        "user_tok_s": stats.per_second(row.itl_ms.mean),
+        "interactivity_p90_tok_s": stats.per_second(row.itl_ms.p90),
+        "latency_s": asdict(row.latency_s),
+        "ttft_ms": asdict(row.ttft_ms),
+        "ttfot_ms": asdict(row.ttfot_ms),
+        "itl_ms": asdict(row.itl_ms),
+        "prompt_tokens": asdict(row.prompt_tokens),
+        "output_tokens": asdict(row.output_tokens),
+        "tokens_per_chunk": asdict(row.tokens_per_chunk),
+        "little_ratio": stats.little_ratio(row),
+        "step_share": stats.step_share(row.completed),
+        "interval_share": stats.interval_share(row.latency_s),
+        "resolution_share": resolution,
+        "server": _server(window),
+        "synthetic": guards.synthetic(evidence) is not None,
+        "valid": guards.valid(findings),
+        "findings": [asdict(finding) for finding in findings],
+        "client_warnings": list(row.client_warnings),
+    }
+
+
+def golden_al(target: Target) -> float | None:
+    """Reference acceptance length for the deployment's number of speculative tokens; None for other models."""
+    import yaml
+
+    k = target.deployment.num_speculative_tokens
+    if not k or "kimi-k3" not in target.model.lower():
+        return None
+    text = (resources.files("k3ctl.loadtest") / "golden_al.yaml").read_text(encoding="utf-8")
+    value = yaml.safe_load(text)["probabilistic"].get(k)
+    return None if value is None else float(value)
+
+
+def _server(window: ServerWindow | None) -> dict[str, Any] | None:
+    if window is None:
+        return None
+    path = window.path
+    return {
+        "seconds": window.seconds,
+        "output_tok_s": window.output_tok_s,
+        "acceptance_length": window.acceptance_length,
+        "acceptance_per_position": list(window.acceptance_per_position),
+        "draft_length": window.draft_length,
+        "prefix_hit_share": window.prefix_hit_share,
+        "preemptions": window.preemptions,
+        "path": None
+        if path is None
+        else {
+            "specialized": path.specialized,
+            "decode_and_mixed": path.decode_and_mixed,
+            "share": path.share,
+            "decode_share": path.decode_share,
+            "reasons": dict(path.reasons),
+        },
+    }
+
+
+def _live(events: Sequence[ev.Event]) -> bool:
+    return bool(events) and not any(event["kind"] == "seam_missing" for event in events)
+
+
+def _per(value: float | None, gpus: int | None) -> float | None:
+    return value / gpus if value is not None and gpus else None
+
+
+def _json(path: Path) -> Any:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"`{path}` cannot be read: {error}", hint="is this a k3ctl result directory?"
+        ) from error
+    if not isinstance(value, Mapping):
+        raise UsageError(f"`{path}` is not a JSON object")
+    return value
