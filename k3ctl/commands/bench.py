@@ -31,6 +31,7 @@ k3ctl bench smoke --url http://10.0.0.5:8000 --tokenizer moonshotai/Kimi-K3
 
 def bench(
     preset: Annotated[str, typer.Argument(help="A preset's name, or the path of a preset file.")] = "",
+    *,
     list_presets: Annotated[bool, typer.Option("--list", help="List the presets and stop.")] = False,
     run: Annotated[
         str | None, typer.Option("--run", help="Run id, prefix or directory (default: newest).")
@@ -87,8 +88,8 @@ def blocks(result: BenchResult) -> list[Block]:
 
 
 COLUMNS = (
-    "c", "output tok/s", "±", "tok/s/user", "TTFT ms", "p90", "ITL ms", "p90", "requests", "errors", "Little", "AL",
-    "specialized", "verdict",
+    "c", "output tok/s", "±", "tok/s/user", "TTFT ms", "p90", "ITL ms", "p90", "requests", "errors", "Little",
+    "AL", "specialized", "verdict",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Load tests: what to send (presets), who sends it (GuideLLM or aiperf in a child process), what the numbers mean.
+"""Load tests: what to send (presets), who sends it (a client in a child process), what the numbers mean.
 
 ``run(workload.load("smoke"), target, out=…)`` returns a ``BenchResult``. Nothing here generates load itself.
 """

@@ -1,8 +1,8 @@
 """The client's live events: ``raw/events.jsonl``, one JSON object per line, ``ts`` in unix seconds.
 
 Kinds: ``client``, ``seam_missing``, ``run_start``, ``bench_start``, ``tick``, ``request``, ``bench_compile``,
-``bench_done``, ``run_end``, ``fatal``. The live line, the monitor and the partial summary of an interrupted run are
-all made from this file.
+``bench_done``, ``run_end``, ``fatal``. The live line, the monitor and the partial summary of an interrupted
+run are all made from this file.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Tail:
         self._offset = 0
 
     def __call__(self) -> Iterator[Event]:
+        """The events that are new since the last call."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:

@@ -1,8 +1,9 @@
-"""Guards: pure checks that turn a row of numbers into a verdict, each with its arithmetic in the text it gives.
+"""Guards: pure checks that turn a row of numbers into a verdict, each with its arithmetic in its text.
 
 A finding's level is one of
 
-* ``invalid``: the number is not what it claims to be; the row is shown, never compared, and the command exits 1;
+* ``invalid``: the number is not what it claims to be; the row is shown, never compared, and the command
+  exits 1;
 * ``caution``: the number stands, with this limit;
 * ``note``: worth knowing, or a failed guard that the preset waives, with the preset's reason.
 """
@@ -30,6 +31,8 @@ COARSE_STEP = 0.02
 COARSE_INTERVAL = 0.05
 ACCEPTANCE_ABOVE_GOLDEN = 0.15
 ACCEPTANCE_COLLAPSE = 1.05
+DRAFTER_CEILING = 4.0
+"""The golden curve's highest acceptance length (K = 8): no real drafter gives more in every single chunk."""
 PREFIX_HITS_EXPECTED_NONE = 0.01
 CLIENT_DELAY_SHARE = 0.05
 CLOCK_JUMP_S = 0.5
@@ -113,9 +116,10 @@ def _impossible(stat: Stat) -> str | None:
         assert (
             stat.std is not None and stat.min is not None and stat.max is not None and stat.mean is not None
         )
-        # the sample deviation of n values in [min, max] is at most (max − min)/2 · √(n/(n−1)) ≤ (max − min)/√2
-        limit = max((stat.max - stat.min) / math.sqrt(2), 1e-3 * abs(stat.mean))
-        if stat.std > limit * 1.01 and stat.count > 1:
+        # n values in [min, max] deviate by at most (max − min)/2 · √(n/(n−1)) ≤ (max − min)/√2;
+        # below 5 % of the mean a contradiction is rounding, not damage
+        limit = max((stat.max - stat.min) / math.sqrt(2), 0.05 * abs(stat.mean))
+        if stat.count > 1 and stat.std > limit:
             return f"standard deviation {stat.std:g} cannot come from values in {stat.min:g}..{stat.max:g}"
         slack = 1e-6 * max(abs(stat.mean), 1.0)
         if not stat.min - slack <= stat.mean <= stat.max + slack:
@@ -156,7 +160,7 @@ def little(e: Evidence) -> Iterable[Finding]:
 
 
 def output_length(e: Evidence) -> Iterable[Finding]:
-    """Outputs shorter or longer than asked: the model stopped by itself, ``ignore_eos`` did not go through."""
+    """Outputs of another length than asked: the model stopped by itself, ``ignore_eos`` was lost."""
     asked, mean = e.workload.output_tokens, e.row.output_tokens.mean
     if e.workload.sessions or not mean or not e.row.completed:
         return
@@ -196,7 +200,7 @@ def prefix_cache(e: Evidence) -> Iterable[Finding]:
 
 
 def acceptance(e: Evidence) -> Iterable[Finding]:
-    """Acceptance length against the golden curve: far above is a workload artefact, 1 is a useless drafter."""
+    """Acceptance against the golden curve: far above is a workload artefact, 1 a useless drafter."""
     length = e.server.acceptance_length if e.server else None
     if length is None:
         return
@@ -207,7 +211,7 @@ def acceptance(e: Evidence) -> Iterable[Finding]:
             "acceptance", CAUTION, f"acceptance length {length:.2f}: the drafter is never right, turn it off"
         )
     elif e.golden_al and length > e.golden_al * (1 + ACCEPTANCE_ABOVE_GOLDEN):
-        text = f"acceptance length {length:.2f}, reference {e.golden_al:.2f}: an artefact of the prompts, not a speed"
+        text = f"acceptance length {length:.2f}, reference {e.golden_al:.2f}: an artefact of the prompts"
         yield Finding("acceptance", INVALID, text)
 
 
@@ -223,8 +227,8 @@ def synthetic_stamp(e: Evidence) -> Iterable[Finding]:
 def synthetic(e: Evidence) -> str | None:
     """Why acceptance is taken to be synthetic, or None.
 
-    The server's configuration says so, or the traces do: per-position rates that are all exactly 0 or 1, or a whole
-    number of tokens in every chunk with more than the drafter's reference.
+    The server's configuration says so, or the traces do: per-position rates that are all exactly 0 or 1, or
+    a whole number of tokens in every chunk with more than the drafter's reference.
     """
     if e.deployment.acceptance == "synthetic":
         return "configured on the server"
@@ -232,8 +236,8 @@ def synthetic(e: Evidence) -> str | None:
     if rates and any(rates) and all(rate in (0.0, 1.0) for rate in rates):
         return "suspected: every position is accepted always or never"
     chunk = e.row.tokens_per_chunk
-    whole = chunk.mean is not None and chunk.mean > 4.0 and chunk.mean == round(chunk.mean) and not chunk.std
-    if whole and e.row.completed > 10:
+    whole = chunk.mean is not None and chunk.min == chunk.max == chunk.mean == round(chunk.mean)
+    if whole and chunk.mean and chunk.mean > DRAFTER_CEILING and chunk.count > 10:
         return f"suspected: exactly {chunk.mean:.0f} tokens in every chunk"
     return None
 
@@ -273,7 +277,7 @@ def path(e: Evidence) -> Iterable[Finding]:
         return
     if taken.decode_share < 0.95:
         reason = max(taken.reasons, key=lambda name: taken.reasons[name], default="unknown")
-        text = f"the specialized path ran {taken.decode_share:.0%} of pure decode steps (most frequent reason: {reason})"
+        text = f"the specialized path ran {taken.decode_share:.0%} of pure decode steps; most often: {reason}"
         yield Finding("path", CAUTION, text)
 
 

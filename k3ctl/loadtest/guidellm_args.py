@@ -1,4 +1,6 @@
-"""GuideLLM's command line for a workload: one pure function, byte-equal to the published command for ``8k1k``."""
+"""GuideLLM's command line for a workload: one pure function, byte-equal to the published command for
+``8k1k``.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ class LiveState:
     seam: bool = True
 
     def eta_s(self) -> float | None:
-        """Seconds until the last step's time limit; None for steps bounded by a request count, or before a start."""
+        """Seconds until the last step's time limit; None for steps bounded by a request count, or before a
+        start.
+        """
         if self.duration_s is None or self.remaining is None:
             return None
         return self.duration_s * (self.remaining + self.steps - self.step)

@@ -1,7 +1,8 @@
 """One ``Row`` per concurrency step, read from a client's own result, in k3ctl's names.
 
-GuideLLM's ``inter_token_latency_ms`` is (last − first token) / (tokens − 1), which other tools call TPOT: that is our
-ITL. GuideLLM's own ``time_per_output_token_ms`` starts at the request's start, so it contains the TTFT: not read.
+GuideLLM's ``inter_token_latency_ms`` is (last − first token) / (tokens − 1), which other tools call TPOT:
+that is our ITL. GuideLLM's own ``time_per_output_token_ms`` starts at the request's start, so it contains
+the TTFT: not read.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Stat:
 
 @dataclass(frozen=True)
 class Row:
-    """What the client measured in one concurrency step. Latencies in the unit of their name, lengths in tokens."""
+    """What the client measured in one concurrency step. Latencies in the unit of their name, lengths in
+    tokens.
+    """
 
     concurrency: int
     window_s: float
@@ -131,7 +134,7 @@ def _stopped_by_errors(state: Mapping[str, Any]) -> bool:
 
 
 def from_events(events: Sequence[ev.Event]) -> list[Row]:
-    """Rows from the event log alone, for a run that was interrupted: steps that finished at least one request.
+    """Rows from the event log alone, for an interrupted run: steps that finished at least one request.
 
     There is no warm-up cut: the window runs from the first request's start to the last completion.
     """

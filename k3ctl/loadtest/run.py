@@ -1,6 +1,7 @@
 """One benchmark run: preflight, client and sampler side by side, raw files, summary.
 
-Everything that a summary needs is written to ``raw/`` first; the summary is then computed from those files alone.
+Everything that a summary needs is written to ``raw/`` first; the summary is then computed from those files
+alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 from k3ctl.engine import rundir
 from k3ctl.engine.client import Client
 from k3ctl.errors import EngineError, ExitCode, K3Error, MachineError
-from k3ctl.loadtest import child, guidellm_args, live, scrape, summary, target, workload
+from k3ctl.loadtest import child, guidellm_args, live, scrape, summary, target
 from k3ctl.loadtest.child import Child
 from k3ctl.loadtest.events import Tail
 from k3ctl.loadtest.live import LiveState
@@ -59,8 +60,8 @@ def run(
 ) -> BenchResult:
     """Run ``load`` against ``to`` and leave ``raw/`` and ``summary.json`` in the new directory ``out``.
 
-    ``on_line`` gets one line per second. Ctrl-C stops the client's whole process group, keeps what finished and
-    returns a partial result with exit code 130.
+    ``on_line`` gets one line per second. Ctrl-C stops the client's whole process group, keeps what finished
+    and returns a partial result with exit code 130.
 
     Raises:
         MachineError: GuideLLM is not installed.
@@ -181,7 +182,9 @@ class _Follower:
 
 
 def child_env(parent: Mapping[str, str], load: Workload, to: Target, api_key: str | None) -> dict[str, str]:
-    """The client's environment: the parent's, the preset's client settings, and no proxy towards the target."""
+    """The client's environment: the parent's, the preset's client settings, and no proxy towards the
+    target.
+    """
     host = urlsplit(to.url).hostname or ""
     unproxied = ",".join(part for part in (parent.get("no_proxy") or parent.get("NO_PROXY"), host) if part)
     own = {

@@ -19,7 +19,8 @@ INTERVAL_S = 1.0
 class Sampler:
     """``with Sampler(…)``: raw pages at both ends, ``samples.jsonl`` in between.
 
-    A server that does not answer leaves a gap in the samples, never an error: the client's result says enough.
+    A server that does not answer leaves a gap in the samples, never an error: the client's result says
+    enough.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""The preset file's schema (``k3ctl.preset/1``): unknown keys are refused, every limit has a unit in its name."""
+"""The preset file's schema (``k3ctl.preset/1``): unknown keys are refused, every limit has a unit in its
+name.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class Strict(BaseModel):
 
 
 class LoadSection(Strict):
-    """How much, how long: lengths in tokens, ``duration_s`` per concurrency, warm-up and cool-down as shares."""
+    """How much, how long: lengths in tokens, ``duration_s`` per concurrency, warm-up and cool-down as
+    shares.
+    """
 
     prompt_tokens: Positive
     output_tokens: Positive

@@ -1,7 +1,7 @@
-"""One look at the server: the numbers of ``/metrics`` and ``/k3/witness`` that a benchmark joins with its client.
+"""One look at the server: the numbers of ``/metrics`` and ``/k3/witness`` for a benchmark.
 
-A ``Sample`` holds counters, never rates; every rate is a difference of two samples. Missing series are None, so
-that "not exported" never reads as zero.
+A ``Sample`` holds counters, never rates; every rate is a difference of two samples. Missing series are
+None, so that "not exported" never reads as zero.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def sample_metrics(text: str, *, ts: float, mono: float, witness: Mapping[str, A
         mono=mono,
         accepted_per_position=tuple(positions[index] for index in sorted(positions)),
         engagement=engagement(witness) if witness else None,
-        **{field: sums.get(series) for field, series in SERIES.items()},  # type: ignore[arg-type]
+        **{field: sums.get(series) for field, series in SERIES.items()},
     )
 
 

@@ -21,8 +21,9 @@ def step_share(completed: int) -> float | None:
 def interval_share(latency: Stat) -> float | None:
     """Half-width of the 95 % interval of the mean latency, as a share of the mean: t · s / (√n · mean).
 
-    With a fixed number of requests in flight, throughput is that number over the mean latency, so the same share
-    holds for the throughput. Requests that run side by side are not independent: read it as a lower bound.
+    With a fixed number of requests in flight, throughput is that number over the mean latency, so the same
+    share holds for the throughput. Requests that run side by side are not independent: read it as a lower
+    bound.
     """
     if latency.count < 2 or not latency.mean or latency.std is None or not math.isfinite(latency.std):
         return None
@@ -30,7 +31,7 @@ def interval_share(latency: Stat) -> float | None:
 
 
 def resolution_share(row: Row) -> float | None:
-    """The smallest difference that this row can show: the larger of its quantisation step and its interval."""
+    """The smallest difference that a row can show: the larger of quantisation step and interval."""
     shares = [
         share for share in (step_share(row.completed), interval_share(row.latency_s)) if share is not None
     ]

@@ -60,7 +60,9 @@ def summarize(raw: Path) -> dict[str, Any]:
 
 
 def client_rows(raw: Path, events: Sequence[ev.Event]) -> tuple[list[Row], bool]:
-    """Rows from the client's report, else from the event log; the second value says that it was the event log."""
+    """Rows from the client's report, else from the event log; the second value says that it was the event
+    log.
+    """
     report = raw / "guidellm.json"
     if report.is_file():
         return rows.from_guidellm(_json(report)), False
@@ -109,7 +111,7 @@ def judge_row(row: Row, workload: Workload, target: Target, samples: Sequence[Sa
 
 
 def golden_al(target: Target) -> float | None:
-    """Reference acceptance length for the deployment's number of speculative tokens; None for other models."""
+    """Reference acceptance length for the deployment's K; None for other models."""
     import yaml
 
     k = target.deployment.num_speculative_tokens

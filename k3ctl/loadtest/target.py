@@ -1,7 +1,7 @@
 """Where the load goes: an OpenAI-compatible server, what it serves, and what is known about its deployment.
 
-The tokenizer and ``trust_remote_code`` come from the same run record that the server was started from, so server
-and client count the same tokens.
+The tokenizer and ``trust_remote_code`` come from the same run record that the server was started from, so
+server and client count the same tokens.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def from_url(url: str, *, model: str | None, tokenizer: str | None) -> Target:
     if tokenizer is None:
         raise UsageError(
             f"no tokenizer known for `{base}`",
-            hint="add `--tokenizer DIR` (a directory or a Hugging Face id), or bench a server that k3ctl started",
+            hint="add `--tokenizer DIR` (or a Hugging Face id), or bench a server that k3ctl started",
         )
     return Target(url=base, model=served, tokenizer=tokenizer)
 

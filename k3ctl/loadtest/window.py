@@ -1,7 +1,8 @@
-"""What the server did during one step: differences of counter samples inside the client's measuring window."""
+"""What the server did during one step: differences of counter samples in its measuring window."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -62,7 +63,7 @@ class _Pair:
 
 
 def server_window(samples: Sequence[Sample], start: float | None, end: float | None) -> ServerWindow | None:
-    """Counters between the samples that lie in ``start..end`` (unix seconds); None with fewer than two samples.
+    """Differences between the samples in ``start..end`` (unix seconds); None with fewer than two.
 
     A window shorter than the sampling interval is widened by one sample on each side.
     """
@@ -95,14 +96,14 @@ def server_window(samples: Sequence[Sample], start: float | None, end: float | N
 
 
 def clock_jump(samples: Sequence[Sample]) -> float:
-    """Largest disagreement between the wall clock and the steady clock from one sample to the next, in seconds."""
+    """Largest jump of the wall clock against the steady clock between two samples, in seconds."""
     offsets = [sample.ts - sample.mono for sample in samples]
-    return max((abs(b - a) for a, b in zip(offsets, offsets[1:], strict=False)), default=0.0)
+    return max((abs(b - a) for a, b in itertools.pairwise(offsets)), default=0.0)
 
 
 def _restarted(samples: Sequence[Sample]) -> bool:
-    """Whether the server's process or an engine behind it is a new one: a start time moved or a counter fell."""
-    for before, after in zip(samples, samples[1:], strict=False):
+    """Whether the server or an engine behind it is a new one: a start time moved or a counter fell."""
+    for before, after in itertools.pairwise(samples):
         for name in ("generation_tokens", "prompt_tokens"):
             old, new = getattr(before, name), getattr(after, name)
             if old is not None and new is not None and new < old:

@@ -14,7 +14,7 @@ def _byte_alphabet() -> list[str]:
 
 
 def write(directory: Path) -> Path:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` that ``AutoTokenizer`` loads; returns the directory."""
+    """Write what ``AutoTokenizer`` loads; returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     vocab = {character: index for index, character in enumerate(_byte_alphabet())}

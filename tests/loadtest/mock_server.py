@@ -80,18 +80,19 @@ def exposition(state: State) -> str:
 def witness_table(state: State) -> dict[str, Any]:
     """The witness page of one rank."""
     fast = round(state.steps * state.behaviour.specialized_share)
+    rest = state.steps - fast
     steps = [
-        {"path": "specialized", "kind": "decode", "mode": "full", "reason": "", "steps": fast, "rows": fast, "tokens": fast},
-        {
-            "path": "standard", "kind": "mixed", "mode": "eager", "reason": "prefill-in-batch",
-            "steps": state.steps - fast, "rows": 0, "tokens": 0,
-        },
-    ]  # fmt: skip
+        {"path": "specialized", "kind": "decode", "mode": "full", "reason": "", "steps": fast},
+        {"path": "standard", "kind": "mixed", "mode": "eager", "reason": "prefill-in-batch", "steps": rest},
+    ]
     page = {
-        "schema": "k3.witness/1", "runtime": "0.1.0", "vllm": "0.33.0", "known_build": True, "platform": "cpu",
-        "rank": 0, "pid": 1, "started_at": state.started_at, "updated_at": time.time(),
-        "decode_backend": "latency_specialized", "max_rows": 64, "query_len": 1, "refused": [], "steps": steps,
-    }  # fmt: skip
+        "schema": "k3.witness/1",
+        "vllm": "0.33.0",
+        "rank": 0,
+        "started_at": state.started_at,
+        "decode_backend": "latency_specialized",
+        "steps": [{**step, "rows": step["steps"], "tokens": step["steps"]} for step in steps],
+    }
     return {"schema": "k3.witness.table/1", "workers": [page]}
 
 

@@ -1,13 +1,13 @@
 """GuideLLM in its own process, with live events: ``python guidellm_bridge.py EVENTS.jsonl run --backend …``.
 
 The arguments after the event file are GuideLLM's own command line, run unchanged by GuideLLM's own CLI. The
-bridge only replaces two names of GuideLLM 0.8.1 before the CLI starts: the console progress (its callbacks become
-``run_start``, ``bench_start``, ``tick``, ``bench_compile``, ``bench_done``, ``run_end`` lines) and the accumulator
-(each request's life becomes ``request`` lines). When that seam is missing it writes one ``seam_missing`` line and
-runs the CLI as it is: final results only.
+bridge only replaces two names of GuideLLM 0.8.1 before the CLI starts: the console progress (its callbacks
+become ``run_start``, ``bench_start``, ``tick``, ``bench_compile``, ``bench_done``, ``run_end`` lines) and
+the accumulator (each request's life becomes ``request`` lines). When that seam is missing it writes one
+``seam_missing`` line and runs the CLI as it is: final results only.
 
-This file is executed by path and never imported by k3ctl: it runs where GuideLLM is installed. GuideLLM's worker
-processes import it again as ``__mp_main__``, so nothing heavy may stand at module level.
+This file is executed by path and never imported by k3ctl: it runs where GuideLLM is installed. GuideLLM's
+worker processes import it again as ``__mp_main__``, so nothing heavy may stand at module level.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Emitter:
 
 
 def request_event(response: Any, info: Any) -> dict[str, Any]:
-    """What one request says about itself: ids, state, TTFT in ms, latency in s, token counts; never its text."""
+    """What one request says about itself: ids, state, TTFT in ms, latency in s, token counts; never its
+    text.
+    """
     timings = info.timings
     event: dict[str, Any] = {
         "id": info.request_id,
@@ -140,7 +142,9 @@ def install(emit: Emitter) -> None:
 
 
 def prepare_workers() -> None:
-    """With a fork server, import the client once for all its worker processes, beside this process's own import."""
+    """With a fork server, import the client once for all its worker processes, beside this process's own
+    import.
+    """
     if os.environ.get("GUIDELLM__MP_CONTEXT_TYPE") == "forkserver":
         from multiprocessing import forkserver
 
@@ -182,7 +186,9 @@ def leave(status: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Stop the whole process group when k3ctl (``parent``) is gone: a load without a watcher must not go on."""
+    """Stop the whole process group when k3ctl (``parent``) is gone: a load without a watcher must not go
+    on.
+    """
     while os.getppid() == parent:
         time.sleep(1.0)
     os.killpg(0, signal.SIGKILL)

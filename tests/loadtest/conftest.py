@@ -1,0 +1,68 @@
+"""Shared pieces of the load tests: fixture files, a target, judged rows, a mock server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import byte_tokenizer
+import mock_server
+
+from k3ctl.loadtest import guards, rows, summary, target, workload
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+K3_TARGET = target.Target(
+    url="http://127.0.0.1:30000",
+    model="moonshotai/Kimi-K3",
+    tokenizer="moonshotai/Kimi-K3",
+    trust_remote_code=True,
+    deployment=target.Deployment(
+        gpu="B300", gpus=8, tensor_parallel_size=8, num_speculative_tokens=7, acceptance="real"
+    ),
+)
+
+
+@pytest.fixture
+def fixture_json() -> Any:
+    """Load a JSON fixture by file name."""
+    return lambda name: json.loads((FIXTURES / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def judged(fixture_json: Any) -> Any:
+    """The summary rows of a GuideLLM report fixture, judged as the 8k1k workload."""
+
+    def judge(name: str) -> list[dict[str, Any]]:
+        load = workload.load("8k1k")
+        return [summary.judge_row(row, load, K3_TARGET, []) for row in rows.from_guidellm(fixture_json(name))]
+
+    return judge
+
+
+@pytest.fixture
+def findings() -> Any:
+    """The texts of one guard in a judged row."""
+    return lambda row, guard: [f["text"] for f in row["findings"] if f["guard"] == guard]
+
+
+@pytest.fixture
+def mock() -> Iterator[mock_server.Server]:
+    """A streaming mock server."""
+    with mock_server.running() as server:
+        yield server
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A byte-level tokenizer directory."""
+    return byte_tokenizer.write(tmp_path / "tokenizer")
+
+
+__all__ = ["FIXTURES", "K3_TARGET", "guards"]
