@@ -19,6 +19,7 @@ from k3ctl.loadtest.rows import Row, Stat
 from k3ctl.loadtest.target import Deployment
 from k3ctl.loadtest.window import ServerWindow
 from k3ctl.loadtest.workload import Workload
+from k3ctl.telemetry.measures import Acceptance
 
 INVALID, CAUTION, NOTE = "invalid", "caution", "note"
 
@@ -227,14 +228,16 @@ def synthetic_stamp(e: Evidence) -> Iterable[Finding]:
 def synthetic(e: Evidence) -> str | None:
     """Why acceptance is taken to be synthetic, or None.
 
-    The server's configuration says so, or the traces do: per-position rates that are all exactly 0 or 1, or
-    a whole number of tokens in every chunk with more than the drafter's reference.
+    The server's configuration says so, or the traces do: acceptance per position that falls from 1 to 0 at
+    once, or the same whole number of tokens in every chunk.
     """
     if e.deployment.acceptance == "synthetic":
         return "configured on the server"
-    rates = e.server.acceptance_per_position if e.server else ()
-    if rates and any(rates) and all(rate in (0.0, 1.0) for rate in rates):
-        return "suspected: every position is accepted always or never"
+    if e.server and e.server.draft_length and e.server.acceptance_length:
+        rates = e.server.acceptance_per_position
+        seen = Acceptance(len(rates), e.server.drafts, e.server.acceptance_length, rates, "window")
+        if seen.looks_synthetic:
+            return "suspected: acceptance per position falls from 1 to 0 in one step"
     chunk = e.row.tokens_per_chunk
     whole = chunk.mean is not None and chunk.min == chunk.max == chunk.mean == round(chunk.mean)
     if whole and chunk.mean and chunk.mean > DRAFTER_CEILING and chunk.count > 10:

@@ -1,7 +1,7 @@
 """One look at the server: the numbers of ``/metrics`` and ``/k3/witness`` for a benchmark.
 
-A ``Sample`` holds counters, never rates; every rate is a difference of two samples. Missing series are
-None, so that "not exported" never reads as zero.
+A ``Sample`` holds counters, never rates; every rate is a difference of two samples. Missing series are None,
+so that "not exported" never reads as zero.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 
 from k3ctl.engine.client import Client
 from k3ctl.errors import EngineError
+from k3ctl.telemetry import witness as pages
+from k3ctl.telemetry.prometheus import Page, PageError, parse
 
 
 @dataclass(frozen=True)
@@ -75,17 +77,19 @@ SERIES = {
     "process_start": "process_start_time_seconds",
 }
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+CACHE_CONFIG = "vllm:cache_config_info"
+WANTED = frozenset({*SERIES.values(), PER_POSITION, CACHE_CONFIG})
 
 
 def sample_metrics(text: str, *, ts: float, mono: float, witness: Mapping[str, Any] | None = None) -> Sample:
-    """Read a Prometheus page; counters are summed over engines."""
+    """Read a Prometheus page; counters are summed over engines. A page that is none gives an empty sample."""
     sums: dict[str, float] = {}
     positions: dict[int, float] = {}
-    for name, labels, value in _series(text):
+    for (name, labels), value in _page(text).series.items():
         sums[name] = sums.get(name, 0.0) + value
-        if name == PER_POSITION and labels.get("position", "").isdigit():
-            index = int(labels["position"])
-            positions[index] = positions.get(index, 0.0) + value
+        position = dict(labels).get("position", "")
+        if name == PER_POSITION and position.isdigit():
+            positions[int(position)] = positions.get(int(position), 0.0) + value
     return Sample(
         ts=ts,
         mono=mono,
@@ -98,40 +102,43 @@ def sample_metrics(text: str, *, ts: float, mono: float, witness: Mapping[str, A
 def server_facts(text: str, witness: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the server itself says about its deployment: ``prefix_caching``, ``decode_backend``, ``vllm``."""
     facts: dict[str, Any] = {}
-    for name, labels, _ in _series(text):
-        if name == "vllm:cache_config_info" and "enable_prefix_caching" in labels:
-            facts["prefix_caching"] = labels["enable_prefix_caching"] == "True"
-    pages = (witness or {}).get("workers") or []
-    if pages:
-        facts["decode_backend"] = pages[0].get("decode_backend")
-        facts["vllm"] = pages[0].get("vllm")
+    for (name, labels), _ in _page(text).series.items():
+        if name == CACHE_CONFIG and "enable_prefix_caching" in dict(labels):
+            facts["prefix_caching"] = dict(labels)["enable_prefix_caching"] == "True"
+    for worker in _workers(witness)[:1]:
+        facts |= {"decode_backend": worker.decode_backend, "vllm": worker.vllm}
     return facts
 
 
 def engagement(table: Mapping[str, Any]) -> Engagement | None:
     """Sum the witness pages; None when no worker has written one."""
-    pages = table.get("workers") or []
-    if not pages:
+    workers = _workers(table)
+    if not workers:
         return None
-    specialized = total = 0
-    reasons: dict[str, int] = {}
-    for step in (step for page in pages for step in page.get("steps", [])):
-        if step.get("kind") not in ("decode", "mixed"):
-            continue
-        count = int(step.get("steps", 0))
-        total += count
-        if step.get("path") == "specialized":
-            specialized += count
-        else:
-            reason = step.get("reason") or "unknown"
-            reasons[reason] = reasons.get(reason, 0) + count
+    counts = pages.total(dict(enumerate(worker.counts for worker in workers)))
+    reasons = {reason or "unknown": round(steps) for reason, steps in pages.by_reason(counts)}
+    total = round(pages.decode_steps(counts))
     return Engagement(
-        specialized=specialized,
+        specialized=total - sum(reasons.values()),
         decode_and_mixed=total,
         reasons=reasons,
-        started_at=max(float(page.get("started_at", 0.0)) for page in pages),
-        decode_backend=str(pages[0].get("decode_backend", "auto")),
+        started_at=max(float(page.get("started_at") or 0.0) for page in table["workers"]),
+        decode_backend=workers[0].decode_backend,
     )
+
+
+def _workers(table: Mapping[str, Any] | None) -> tuple[pages.WorkerPage, ...]:
+    try:
+        return pages.workers_of_table(table)
+    except ValueError:
+        return ()
+
+
+def _page(text: str) -> Page:
+    try:
+        return parse(text.encode(), WANTED, required_prefix="vllm:")
+    except PageError:
+        return Page({})
 
 
 def fetch(client: Client) -> tuple[str | None, dict[str, Any] | None]:
@@ -154,15 +161,3 @@ def take(client: Client) -> Sample | None:
     if metrics is None:
         return None
     return sample_metrics(metrics, ts=time.time(), mono=time.monotonic(), witness=witness)
-
-
-def _series(text: str) -> list[tuple[str, Mapping[str, str], float]]:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    try:
-        families = list(text_string_to_metric_families(text))
-    except ValueError:  # a page cut off half-way
-        return []
-    return [
-        (sample.name, sample.labels, float(sample.value)) for family in families for sample in family.samples
-    ]

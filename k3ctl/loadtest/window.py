@@ -38,6 +38,7 @@ class ServerWindow:
     acceptance_length: float | None = None
     """Tokens per verify step, bonus token included: 1 + accepted / drafts."""
     acceptance_per_position: tuple[float, ...] = ()
+    drafts: float = 0.0
     draft_length: float | None = None
     prefix_hit_share: float | None = None
     preemptions: float | None = None
@@ -86,6 +87,7 @@ def server_window(samples: Sequence[Sample], start: float | None, end: float | N
         output_tok_s=None if tokens is None else tokens / seconds,
         acceptance_length=None if accepted is None else 1.0 + accepted,
         acceptance_per_position=_per_position(pair),
+        drafts=pair.delta("drafts") or 0.0,
         draft_length=pair.ratio("draft_tokens", "drafts"),
         prefix_hit_share=pair.ratio("prefix_hits", "prefix_queries"),
         preemptions=pair.delta("preemptions"),

@@ -10,7 +10,7 @@ from k3ctl.loadtest import guidellm_args, workload
 
 def published_argv() -> list[str]:
     text = (FIXTURES / "guidellm-8k1k-published.sh").read_text(encoding="utf-8")
-    return shlex.split(text, comments=True)
+    return shlex.split(text.replace("\\\n", " "), comments=True)
 
 
 def test_the_8k1k_argv_is_byte_equal_to_the_published_command() -> None:

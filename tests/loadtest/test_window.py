@@ -86,7 +86,7 @@ def test_engagement_counts_decode_and_mixed_steps_of_all_workers() -> None:
             {"path": "standard", "kind": "prefill", "reason": "", "steps": 50},
         ],
     }  # fmt: skip
-    found = scrape.engagement({"workers": [page, page]})
+    found = scrape.engagement({"schema": "k3.witness.table/1", "workers": [page, page]})
     assert found is not None
     assert (found.specialized, found.decode_and_mixed) == (180, 200)
     share = PathShare(found.specialized, found.decode_and_mixed, found.reasons)
@@ -95,12 +95,17 @@ def test_engagement_counts_decode_and_mixed_steps_of_all_workers() -> None:
 
 
 def test_a_server_without_a_witness_has_no_engagement() -> None:
-    assert scrape.engagement({"workers": []}) is None
+    assert scrape.engagement({"schema": "k3.witness.table/1", "workers": []}) is None
     assert PathShare(0, 0, {}).share is None
 
 
-def test_a_page_cut_off_half_way_gives_an_empty_sample_not_an_error() -> None:
+def test_a_page_cut_off_half_way_keeps_its_whole_lines() -> None:
     found = scrape.sample_metrics(
         'vllm:generation_tokens_total{engine="0"} 1\nvllm:prompt_tok{', ts=0.0, mono=0.0
     )
-    assert found.generation_tokens is None
+    assert found.generation_tokens == 1.0
+    assert found.prompt_tokens is None
+
+
+def test_a_page_that_is_no_metrics_page_gives_an_empty_sample() -> None:
+    assert scrape.sample_metrics("<html>login</html>", ts=0.0, mono=0.0) == Sample(ts=0.0, mono=0.0)
