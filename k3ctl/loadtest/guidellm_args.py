@@ -43,7 +43,7 @@ def _backend(workload: Workload, target: Target) -> dict[str, Any]:
         "kind": "openai_http",
         "target": target.url,
         "model": target.model,
-        "request_format": "/v1/chat/completions",
+        "request_format": workload.request_format,
     }
     if workload.timeout_s is not None:
         backend["timeout"] = workload.timeout_s

@@ -46,6 +46,7 @@ class LoadSection(Strict):
 class RequestSection(Strict):
     """What goes into each request besides the prompt."""
 
+    format: Literal["/v1/chat/completions", "/v1/completions"] = "/v1/chat/completions"
     timeout_s: int | float | None = None
     body: dict[str, Any] = {}
 

@@ -65,6 +65,7 @@ class Workload:
     sample_size: int | None
     prefix_tokens: int | None = None
     prefix_count: int | None = None
+    request_format: str = "/v1/chat/completions"
     timeout_s: float | None = None
     body: Mapping[str, Any] = field(default_factory=dict)
     sessions: Sessions | None = None
@@ -228,6 +229,7 @@ def _from_file(preset: PresetFile) -> Workload:
         sample_size=load_.sample_size,
         prefix_tokens=load_.prefix_tokens,
         prefix_count=load_.prefix_count,
+        request_format=request.format,
         timeout_s=request.timeout_s,
         body=dict(request.body),
         sessions=Sessions(**preset.sessions.model_dump()) if preset.sessions else None,
