@@ -1,8 +1,8 @@
 """The client's live events: ``raw/events.jsonl``, one JSON object per line, ``ts`` in unix seconds.
 
-Kinds: ``client``, ``seam_missing``, ``run_start``, ``bench_start``, ``tick``, ``request``, ``bench_compile``,
-``bench_done``, ``run_end``, ``fatal``. The live line, the monitor and the partial summary of an interrupted
-run are all made from this file.
+Kinds: ``client_start``, ``client``, ``seam_missing``, ``run_start``, ``bench_start``, ``tick``,
+``request``, ``bench_compile``, ``bench_done``, ``run_end``, ``fatal``. The live line, the monitor and the
+partial summary of an interrupted run are all made from this file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 Event = Mapping[str, Any]
 
 
-def parse(line: str) -> Event | None:
-    """One event, or None for an empty or damaged line."""
+def parse(line: str, key: str = "kind") -> Event | None:
+    """One event (an object with ``key``), or None for an empty or damaged line."""
     try:
         value = json.loads(line)
     except ValueError:
         return None
-    return value if isinstance(value, dict) and "kind" in value else None
+    return value if isinstance(value, dict) and key in value else None
 
 
 def read(path: Path) -> list[Event]:
@@ -35,8 +35,8 @@ def read(path: Path) -> list[Event]:
 class Tail:
     """Reads a growing event file: each call returns the whole lines that came since the last one."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, key: str = "kind") -> None:
+        self._path, self._key = path, key
         self._offset = 0
 
     def __call__(self) -> Iterator[Event]:
@@ -49,17 +49,24 @@ class Tail:
         whole, newline, _ = data.rpartition(b"\n")
         self._offset += len(whole) + len(newline)
         for line in whole.decode(errors="replace").splitlines():
-            if (event := parse(line)) is not None:
+            if (event := parse(line, self._key)) is not None:
                 yield event
 
 
 def steps(events: list[Event]) -> list[list[Event]]:
-    """Split a run into its concurrency steps, each starting with ``bench_start``."""
+    """Split a run into its concurrency steps, each starting with ``bench_start``.
+
+    A replay's strategy does not name a concurrency: the sessions of the ``client_start`` before it are
+    filled in.
+    """
     out: list[list[Event]] = []
+    sessions: int | None = None
     for event in events:
-        if event["kind"] == "bench_start":
-            out.append([])
-        if out:
+        if event["kind"] == "client_start":
+            sessions = event.get("sessions")
+        elif event["kind"] == "bench_start":
+            out.append([{**event, "detail": {**(event.get("detail") or {}), "sessions": sessions}}])
+        elif out:
             out[-1].append(event)
     return out
 
@@ -67,4 +74,4 @@ def steps(events: list[Event]) -> list[list[Event]]:
 def streams(step: list[Event]) -> int:
     """Concurrency of a step."""
     detail = step[0].get("detail") or {}
-    return int(detail.get("streams") or detail.get("max_concurrency") or 1)
+    return int(detail.get("sessions") or detail.get("streams") or detail.get("max_concurrency") or 1)

@@ -151,7 +151,7 @@ def little(e: Evidence) -> Iterable[Finding]:
     """Little's law: throughput × latency = concurrency × output length, within 5 % and one request."""
     ratio = stats.little_ratio(e.row)
     step = stats.step_share(e.row.completed)
-    if ratio is None or step is None or e.row.partial:
+    if ratio is None or step is None or e.row.partial or e.workload.sessions:  # agents pause
         return
     if abs(ratio - 1) > LITTLE_TOLERANCE + step:
         why = "more work counted than the window holds" if ratio > 1 else "the slots were not always busy"
@@ -163,7 +163,7 @@ def little(e: Evidence) -> Iterable[Finding]:
 def output_length(e: Evidence) -> Iterable[Finding]:
     """Outputs of another length than asked: the model stopped by itself, ``ignore_eos`` was lost."""
     asked, mean = e.workload.output_tokens, e.row.output_tokens.mean
-    if e.workload.sessions or not mean or not e.row.completed:
+    if not mean or not e.row.completed:
         return
     if abs(mean - asked) > max(OUTPUT_LENGTH_TOLERANCE * asked, 1):
         yield Finding(

@@ -14,8 +14,8 @@ from k3ctl.loadtest.workload import Workload
 def argv(workload: Workload, target: Target, *, output: str, trace: str | None = None) -> list[str]:
     """Arguments after ``guidellm`` (first ``run``).
 
-    ``output`` is the path of the JSON report; ``trace`` a file of OpenTelemetry sessions to replay instead of
-    synthetic prompts.
+    ``output`` is the path of the JSON report. With ``trace``, a file of OpenTelemetry sessions, the recorded
+    messages and pauses are replayed instead of synthetic prompts at a fixed concurrency.
     """
     parts = [
         "run",
@@ -24,12 +24,7 @@ def argv(workload: Workload, target: Target, *, output: str, trace: str | None =
         "--tokenizer",
         _compact(_tokenizer(target)),
     ]
-    parts += ["--data", _otel(trace) if trace else _synthetic(workload)]
-    parts += [
-        "--profile",
-        _pairs("concurrent", warmup=workload.warmup or None, cooldown=workload.cooldown or None),
-    ]
-    parts += ["--override", "profile.streams", ",".join(map(str, workload.concurrency))]
+    parts += ["--data", _otel(trace), "--profile", _pairs("replay")] if trace else _fixed(workload)
     for constraint in _constraints(workload):
         parts += ["--constraint", constraint]
     parts += ["--seed", _pairs("static", value=workload.seed)]
@@ -59,18 +54,21 @@ def _tokenizer(target: Target) -> dict[str, Any]:
     return tokenizer
 
 
-def _synthetic(workload: Workload) -> str:
-    return _pairs(
+def _fixed(workload: Workload) -> list[str]:
+    data = _pairs(
         "synthetic_text",
         prompt_tokens=workload.prompt_tokens,
         output_tokens=workload.output_tokens,
         prefix_tokens=workload.prefix_tokens,
         prefix_count=workload.prefix_count,
     )
+    profile = _pairs("concurrent", warmup=workload.warmup or None, cooldown=workload.cooldown or None)
+    streams = ",".join(map(str, workload.concurrency))
+    return ["--data", data, "--profile", profile, "--override", "profile.streams", streams]
 
 
 def _otel(trace: str) -> str:
-    return _pairs("otel", path=trace, history="trace")
+    return _compact({"kind": "otel", "source": {"kind": "json_file", "path": trace}, "history": "trace"})
 
 
 def _constraints(workload: Workload) -> list[str]:

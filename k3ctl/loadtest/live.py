@@ -33,6 +33,7 @@ class LiveState:
     specialized_share: float | None = None
     last_error: str | None = None
     seam: bool = True
+    sessions: int | None = None
 
     def eta_s(self) -> float | None:
         """Seconds until the last step's time limit; None for steps bounded by a request count, or before a
@@ -69,7 +70,7 @@ def on_event(state: LiveState, event: Mapping[str, Any]) -> LiveState:
         return replace(
             state,
             step=state.step + 1,
-            concurrency=int(detail.get("streams") or 1),
+            concurrency=int(detail.get("streams") or state.sessions or 1),
             phase="pending",
             remaining=1.0,
             ok=0,
@@ -92,6 +93,8 @@ def on_event(state: LiveState, event: Mapping[str, Any]) -> LiveState:
         )
     if kind == "request" and event.get("status") == "errored":
         return replace(state, last_error=str(event.get("error") or "unknown error"))
+    if kind == "client_start":
+        return replace(state, sessions=event.get("sessions"))
     if kind == "seam_missing":
         return replace(state, seam=False)
     if kind in ("bench_compile", "bench_done", "run_end"):

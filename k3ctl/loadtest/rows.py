@@ -64,19 +64,19 @@ class Row:
     partial: bool = False
 
 
-def from_guidellm(report: Mapping[str, Any]) -> list[Row]:
-    """Rows of a GuideLLM report (``metadata.version`` 2)."""
-    return [_guidellm_row(benchmark) for benchmark in report.get("benchmarks", [])]
+def from_guidellm(report: Mapping[str, Any], *, sessions: int | None = None) -> list[Row]:
+    """Rows of a GuideLLM report (``metadata.version`` 2); ``sessions`` in flight when it is a replay."""
+    return [_guidellm_row(benchmark, sessions) for benchmark in report.get("benchmarks", [])]
 
 
-def _guidellm_row(benchmark: Mapping[str, Any]) -> Row:
+def _guidellm_row(benchmark: Mapping[str, Any], sessions: int | None) -> Row:
     metrics = benchmark["metrics"]
     totals = metrics.get("request_totals") or {}
     scheduler = benchmark.get("scheduler_metrics") or {}
     state = benchmark.get("scheduler_state") or {}
     strategy = (benchmark.get("config") or {}).get("strategy") or {}
     return Row(
-        concurrency=int(strategy.get("streams") or strategy.get("max_concurrency") or 1),
+        concurrency=sessions or int(strategy.get("streams") or strategy.get("max_concurrency") or 1),
         window_s=float(benchmark.get("duration") or 0.0),
         completed=int(totals.get("successful") or 0),
         errored=int(totals.get("errored") or 0),

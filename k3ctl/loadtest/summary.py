@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from k3ctl.errors import UsageError
+from k3ctl.loadtest import aiperf, guards, rows, sampler, stats
 from k3ctl.loadtest import events as ev
-from k3ctl.loadtest import guards, rows, sampler, stats
 from k3ctl.loadtest.rows import Row
 from k3ctl.loadtest.scrape import Sample
 from k3ctl.loadtest.target import Target
 from k3ctl.loadtest.window import ServerWindow, server_window
 from k3ctl.loadtest.workload import Workload
+from k3ctl.telemetry.reference import GOLDEN_ACCEPTANCE_LENGTH
 
 SCHEMA = "k3ctl.bench/1"
 DEFINITIONS = 1
@@ -35,10 +35,9 @@ def summarize(raw: Path) -> dict[str, Any]:
     ask, outcome = _json(raw / "ask.json"), _json(raw / "outcome.json")
     workload, target = Workload.from_dict(ask["workload"]), Target.from_dict(ask["target"])
     events = ev.read(raw / "events.jsonl")
-    found, partial = client_rows(raw, events)
+    found = client_rows(raw, ask["runs"], events)
     samples = sampler.read(raw)
     judged = [judge_row(row, workload, target, samples) for row in found]
-    client = next((event for event in events if event["kind"] == "client"), {})
     return {
         "schema": SCHEMA,
         "definitions": DEFINITIONS,
@@ -46,10 +45,11 @@ def summarize(raw: Path) -> dict[str, Any]:
         "deviations": list(workload.deviations),
         "deployment": asdict(target.deployment),
         "model": target.model,
-        "client": {"name": client.get("name"), "version": client.get("version"), "live": _live(events)},
+        "client": {"tool": ask["client"], "live": _live(events)},
+        "driver": workload.driver,
         "started_at": outcome["started_at"],
         "ended_at": outcome["ended_at"],
-        "partial": partial or bool(outcome["interrupted"]),
+        "partial": any(row.partial for row in found) or bool(outcome["interrupted"]),
         "synthetic": any(row["synthetic"] for row in judged),
         "valid": bool(judged)
         and all(row["valid"] for row in judged)
@@ -59,14 +59,28 @@ def summarize(raw: Path) -> dict[str, Any]:
     }
 
 
-def client_rows(raw: Path, events: Sequence[ev.Event]) -> tuple[list[Row], bool]:
-    """Rows from the client's report, else from the event log; the second value says that it was the event
-    log.
-    """
-    report = raw / "guidellm.json"
-    if report.is_file():
-        return rows.from_guidellm(_json(report)), False
-    return rows.from_events(events), True
+def client_rows(raw: Path, runs: Sequence[Mapping[str, Any]], events: Sequence[ev.Event]) -> list[Row]:
+    """Rows from the clients' reports; what has no report comes from the event log and is marked partial."""
+    found: list[Row] = []
+    for run in runs:
+        found += _report_rows(raw, run)
+    measured = {row.concurrency for row in found}
+    return found + [row for row in _logged_rows(raw, runs, events) if row.concurrency not in measured]
+
+
+def _report_rows(raw: Path, run: Mapping[str, Any]) -> list[Row]:
+    if run["tool"] == "aiperf":
+        report = raw / run["report"] / aiperf.RESULT
+        return [aiperf.row(_json(report), sessions=run["sessions"])] if report.is_file() else []
+    report = raw / run["report"]
+    return rows.from_guidellm(_json(report), sessions=run["sessions"]) if report.is_file() else []
+
+
+def _logged_rows(raw: Path, runs: Sequence[Mapping[str, Any]], events: Sequence[ev.Event]) -> list[Row]:
+    logged = list(events)
+    for run in (run for run in runs if run["tool"] == "aiperf"):
+        logged += list(aiperf.Tail(raw / run["report"], run["sessions"])())
+    return rows.from_events(logged)
 
 
 def judge_row(row: Row, workload: Workload, target: Target, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -111,15 +125,9 @@ def judge_row(row: Row, workload: Workload, target: Target, samples: Sequence[Sa
 
 
 def golden_al(target: Target) -> float | None:
-    """Reference acceptance length for the deployment's K; None for other models."""
-    import yaml
-
+    """Reference acceptance length for the deployment's K; None for other models and without drafts."""
     k = target.deployment.num_speculative_tokens
-    if not k or "kimi-k3" not in target.model.lower():
-        return None
-    text = (resources.files("k3ctl.loadtest") / "golden_al.yaml").read_text(encoding="utf-8")
-    value = yaml.safe_load(text)["probabilistic"].get(k)
-    return None if value is None else float(value)
+    return GOLDEN_ACCEPTANCE_LENGTH.get(k) if k and "kimi-k3" in target.model.lower() else None
 
 
 def _server(window: ServerWindow | None) -> dict[str, Any] | None:

@@ -1,9 +1,10 @@
-"""Agent sessions to replay: generated from a shape and a seed, written as OpenTelemetry spans or as WEKA traces.
+"""Agent sessions to replay: generated from a shape and a seed, written as OpenTelemetry spans or as WEKA
+traces.
 
-A *lane* is one agent that works through its sessions one after the other, so the number of lanes is the number of
-sessions in flight, at any server speed. Every request carries its whole history, as agents send it. A subagent runs
-inside its parent's lane: the parent waits for it, as with a blocking agent tool. Tool results are user messages, so
-that any chat template accepts them.
+A *lane* is one agent that works through its sessions one after the other, so the number of lanes is the
+number of sessions in flight, at any server speed. Every request carries its whole history, as agents send
+it. A subagent runs inside its parent's lane: the parent waits for it, as with a blocking agent tool. Tool
+results are user messages, so that any chat template accepts them.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 RECORDED_S = 0.5
 """Nominal length of a recorded request; only the pauses between requests are replayed."""
 WEKA_BLOCK = 64
-WORDS = (
-    "the file test run fix error build path value list return call data code line function class import module "
-    "check find read write open close start stop first last next new old key name type size time log config"
-).split()
+VOCABULARY = (
+    "the file test run fix error build path value list return call data code line function class import "
+    "module check find read write open close start stop first last next new old key name type size time log"
+)
+WORDS = tuple(VOCABULARY.split())
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,10 @@ class Writer:
 
 def largest_prompt(shape: Sessions) -> int:
     """Tokens of the last request of a session."""
-    return shape.system_tokens + shape.user_tokens + (shape.turns - 1) * (
-        shape.output_tokens + shape.tool_result_tokens
+    return (
+        shape.system_tokens
+        + shape.user_tokens
+        + (shape.turns - 1) * (shape.output_tokens + shape.tool_result_tokens)
     )
 
 
@@ -81,7 +85,9 @@ def fitted(shape: Sessions, max_model_len: int | None) -> tuple[Sessions, str | 
     factor = room / needed
     lengths = ("system_tokens", "user_tokens", "tool_result_tokens", "output_tokens")
     scaled = {name: max(4, int(getattr(shape, name) * factor)) for name in lengths}
-    return replace(shape, **scaled), f"session lengths × {factor:.3g} to fit the server's context of {max_model_len}"
+    return replace(
+        shape, **scaled
+    ), f"session lengths × {factor:.3g} to fit the server's context of {max_model_len}"
 
 
 def sessions(shape: Sessions, *, seed: int, tokens_per_word: float) -> list[Session]:
@@ -167,7 +173,9 @@ def _spans(number: int, lane: Iterable[Session]) -> list[dict[str, Any]]:
 
 
 def weka_documents(found: Iterable[Session]) -> list[dict[str, Any]]:
-    """Sessions as WEKA traces (64-token block hashes instead of text), the format that aiperf replays exactly."""
+    """Sessions as WEKA traces (64-token block hashes instead of text), the format that aiperf replays
+    exactly.
+    """
     return [_weka(session, index) for index, session in enumerate(found)]
 
 

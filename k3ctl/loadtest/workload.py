@@ -69,7 +69,6 @@ class Workload:
     timeout_s: float | None = None
     body: Mapping[str, Any] = field(default_factory=dict)
     sessions: Sessions | None = None
-    trace: str | None = None
     expects: Expectations = Expectations()
     anchors: tuple[str, ...] = ()
     waive: Mapping[str, str] = field(default_factory=dict)
@@ -90,6 +89,10 @@ class Workload:
         if values["sessions"] is not None:
             values["sessions"] = Sessions(**values["sessions"])
         return cls(**values)
+
+    def changed(self, note: str, **changes: Any) -> Workload:
+        """A copy with ``changes``, and the sentence that says what differs from the preset."""
+        return replace(self, **changes, deviations=(*self.deviations, note))
 
     def worst_case_s(self) -> float | None:
         """Longest time that the load itself can run, in seconds; None when only a request count bounds it."""
@@ -137,7 +140,7 @@ def override(
     concurrency: tuple[int, ...] | None = None,
     duration_s: float | None = None,
     requests: int | None = None,
-    trace: str | None = None,
+    sessions: int | None = None,
 ) -> Workload:
     """Apply what the user typed; each change is recorded in ``deviations``.
 
@@ -157,19 +160,24 @@ def override(
         if duration_s is None and workload.duration_s is not None:
             changes["duration_s"] = None
             notes.append(f"no time limit (preset: {_seconds(workload.duration_s)})")
-    if trace is not None:
-        changes["trace"] = trace
-        notes.append("sessions from a trace file")
-    _check_positive(concurrency, duration_s, requests)
+    if sessions is not None:
+        if workload.sessions is None:
+            raise UsageError(
+                f"preset `{workload.preset}` replays no sessions", hint="--sessions goes with `agentic`"
+            )
+        changes["sessions"] = replace(workload.sessions, count=sessions)
+        notes.append(f"{sessions} sessions (preset: {workload.sessions.count})")
+    _check_positive(concurrency=concurrency, duration=duration_s, requests=requests, sessions=sessions)
     return replace(workload, **changes, deviations=workload.deviations + tuple(notes))
 
 
-def _check_positive(
-    concurrency: tuple[int, ...] | None, duration_s: float | None, requests: int | None
-) -> None:
-    bad = [f"concurrency {c}" for c in concurrency or () if c < 1]
-    bad += [f"duration {duration_s:g}"] if duration_s is not None and duration_s <= 0 else []
-    bad += [f"requests {requests}"] if requests is not None and requests < 1 else []
+def _check_positive(**limits: Any) -> None:
+    bad = [
+        f"{name} {value:g}"
+        for name, values in limits.items()
+        for value in (values if isinstance(values, tuple) else (values,))
+        if value is not None and value <= 0
+    ]
     if bad:
         raise UsageError(f"must be positive: {', '.join(bad)}")
 

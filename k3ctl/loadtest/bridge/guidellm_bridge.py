@@ -23,6 +23,7 @@ import time
 from typing import Any
 
 KNOWN_VERSION = "0.8.1"
+API_KEY = "K3CTL_BENCH_API_KEY"
 TICK_S = 0.25
 REQUEST_STATES = frozenset({"first_token", "completed", "errored", "cancelled"})
 
@@ -169,13 +170,26 @@ def main(arguments: list[str]) -> None:
     from guidellm.cli import cli
 
     try:
-        cli(args=arguments[1:], prog_name="guidellm", standalone_mode=True)
+        cli(
+            args=with_api_key(arguments[1:], os.environ.get(API_KEY)),
+            prog_name="guidellm",
+            standalone_mode=True,
+        )
     except SystemExit as end:
         emit("exit", status=end.code if isinstance(end.code, int) else int(end.code is not None))
         leave(end.code if isinstance(end.code, int) else 1)
     except BaseException as error:
         emit("fatal", error=f"{type(error).__name__}: {error}")
         raise
+
+
+def with_api_key(arguments: list[str], key: str | None) -> list[str]:
+    """Put the key into the backend's options here, so that it never stands on a command line."""
+    if not key:
+        return arguments
+    at = arguments.index("--backend") + 1
+    backend = {**json.loads(arguments[at]), "api_key": key}
+    return [*arguments[:at], json.dumps(backend), *arguments[at + 1 :]]
 
 
 def leave(status: int) -> None:

@@ -1,0 +1,173 @@
+"""Which client processes a workload needs: their command lines, where they report, how their progress is
+read.
+
+A fixed workload is one GuideLLM process for all concurrencies, as in the published command. A session
+replay is one process per number of sessions in flight: GuideLLM over OpenTelemetry lanes, or aiperf over
+WEKA traces.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from k3ctl.engine.client import Client
+from k3ctl.errors import EngineError, MachineError
+from k3ctl.loadtest import aiperf, guidellm_args, traces
+from k3ctl.loadtest.events import Event, Tail
+from k3ctl.loadtest.target import Target
+from k3ctl.loadtest.workload import Workload
+
+BRIDGE = Path(__file__).parent / "bridge" / "guidellm_bridge.py"
+EVENTS = "events.jsonl"
+DEFAULT_TOKENS_PER_WORD = 1.3
+
+
+@dataclass(frozen=True)
+class ClientRun:
+    """One client process. Paths are relative to the raw directory, its working directory."""
+
+    tool: str
+    """``guidellm`` or ``aiperf``."""
+    command: tuple[str, ...]
+    """What is executed."""
+    argv: tuple[str, ...]
+    """The same as an operator would type it, without the bridge."""
+    report: str
+    sessions: int | None = None
+    """Sessions in flight of a replay; None for a workload of fixed concurrency."""
+
+    def tail(self, raw: Path) -> Callable[[], Iterator[Event]]:
+        """Reader of the process's new events."""
+        if self.tool == "aiperf":
+            return aiperf.Tail(raw / self.report, self.sessions or 1)
+        return Tail(raw / EVENTS)
+
+
+def version(tool: str) -> str:
+    """Installed version of a client, without importing it.
+
+    Raises:
+        MachineError: it is not installed.
+    """
+    if tool == "aiperf":
+        return aiperf.version(aiperf_path())
+    try:
+        return importlib.metadata.version("guidellm")
+    except importlib.metadata.PackageNotFoundError:
+        raise MachineError(
+            "GuideLLM is not installed in this environment",
+            hint="pip install 'k3ctl[bench]' (brings guidellm 0.8.1)",
+        ) from None
+
+
+def aiperf_path() -> str:
+    """The aiperf executable: ``$K3CTL_AIPERF``, else the one on PATH. It lives in an environment of its own.
+
+    Raises:
+        MachineError: there is none.
+    """
+    found = os.environ.get("K3CTL_AIPERF") or shutil.which("aiperf")
+    if not found or not shutil.which(found):
+        raise MachineError(
+            "aiperf was not found",
+            hint="install aiperf>=0.13 in an environment of its own and set K3CTL_AIPERF to its executable",
+        )
+    return found
+
+
+def plan(
+    load: Workload, to: Target, raw: Path, client: Client, tool: str
+) -> tuple[Workload, list[ClientRun]]:
+    """The client processes of a workload, and the workload with what planning decided.
+
+    Session traces are written to ``raw``. The lengths of generated sessions are scaled to the server's
+    context, and the change is recorded as a deviation.
+    """
+    if load.sessions is None:
+        argv = guidellm_args.argv(load, to, output="guidellm.json")
+        return load, [_guidellm(argv, "guidellm.json", None)]
+    load, found = _sessions(load, to, client)
+    make = _aiperf_run if tool == "aiperf" else _otel_run
+    return load, [make(load, to, raw, found, count) for count in load.concurrency]
+
+
+def child_env(parent: Mapping[str, str], load: Workload, to: Target, api_key: str | None) -> dict[str, str]:
+    """The client's environment: the parent's, the preset's client settings, and no proxy towards the
+    target.
+    """
+    host = urlsplit(to.url).hostname or ""
+    unproxied = ",".join(part for part in (parent.get("no_proxy") or parent.get("NO_PROXY"), host) if part)
+    own = {
+        "NO_COLOR": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "no_proxy": unproxied,
+        "NO_PROXY": unproxied,
+        **load.client_env,
+    }
+    return {**parent, **own, **({"K3CTL_BENCH_API_KEY": api_key} if api_key else {})}
+
+
+def tokens_per_word(client: Client, model: str, sample: str) -> float:
+    """How many tokens the served tokenizer makes of one word of the generated text.
+
+    Asked from vLLM's ``/tokenize``; 1.3 when the server has no such route.
+    """
+    try:
+        answer = client.json("/tokenize", {"model": model, "prompt": sample, "add_special_tokens": False})
+        count = int(answer["count"])
+    except (EngineError, KeyError, TypeError, ValueError):
+        return DEFAULT_TOKENS_PER_WORD
+    return max(count / len(sample.split()), 0.1)
+
+
+def _sessions(load: Workload, to: Target, client: Client) -> tuple[Workload, list[traces.Session]]:
+    assert load.sessions is not None
+    shape, note = traces.fitted(load.sessions, _max_model_len(client, to.model))
+    if note:
+        load = load.changed(note, sessions=shape, output_tokens=shape.output_tokens)
+    per_word = tokens_per_word(client, to.model, " ".join(traces.WORDS * 4))
+    return load, traces.sessions(shape, seed=load.seed, tokens_per_word=per_word)
+
+
+def _max_model_len(client: Client, model: str) -> int | None:
+    answer = client.json("/v1/models", timeout_s=10)
+    for entry in answer.get("data", []) if isinstance(answer, dict) else []:
+        if entry.get("id") == model and isinstance(entry.get("max_model_len"), int):
+            return int(entry["max_model_len"])
+    return None
+
+
+def _guidellm(argv: list[str], report: str, sessions: int | None) -> ClientRun:
+    command = (sys.executable, str(BRIDGE), EVENTS, *argv)
+    return ClientRun("guidellm", command, ("guidellm", *argv), report, sessions)
+
+
+def _otel_run(load: Workload, to: Target, raw: Path, found: list[traces.Session], count: int) -> ClientRun:
+    trace, report = f"sessions-{count}.otel.jsonl", f"guidellm-{count}.json"
+    lines = traces.otel_lines(traces.lanes(found, count))
+    (raw / trace).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return _guidellm(guidellm_args.argv(load, to, output=report, trace=trace), report, count)
+
+
+def _aiperf_run(load: Workload, to: Target, raw: Path, found: list[traces.Session], count: int) -> ClientRun:
+    directory = raw / "sessions.weka"
+    directory.mkdir(exist_ok=True)
+    for document in traces.weka_documents(found):
+        (directory / f"{document['id']}.json").write_text(json.dumps(document), encoding="utf-8")
+    report = f"aiperf-{count}"
+    argv = aiperf.argv(load, to, traces=directory.name, output=report, concurrency=count)
+    return ClientRun("aiperf", (aiperf_path(), *argv), ("aiperf", *argv), report, count)
+
+
+def as_dict(run: ClientRun) -> dict[str, Any]:
+    """JSON-able form: what ran, as typed, and where it reported."""
+    return {"tool": run.tool, "argv": list(run.argv), "report": run.report, "sessions": run.sessions}
