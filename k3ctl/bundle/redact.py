@@ -110,7 +110,7 @@ def _named(text: str) -> tuple[str, int]:
 
     def mask(match: re.Match[str]) -> str:
         nonlocal count
-        name, value = match["name"], match["value"]
+        name = match["name"]
         glue_is_space = not re.search(r"[:=]", match["glue"])
         if NOT_SECRET.search(name):
             return match[0]

@@ -1,0 +1,138 @@
+"""Check a bundle: every byte against the seal, the seal against itself, the summary against the raw files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from k3ctl.bundle import seal
+from k3ctl.bundle.write import SCHEMA, validity
+from k3ctl.errors import K3Error, UsageError
+from k3ctl.loadtest import summary as summaries
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. ``detail`` says what is wrong, or what was checked."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def verify(directory: Path) -> list[Check]:
+    """Every check of a bundle directory.
+
+    Raises:
+        UsageError: the directory is no bundle at all.
+    """
+    if not (directory / "manifest.json").exists() and not (directory / seal.SUMS).exists():
+        raise UsageError(
+            f"`{directory}` is not a bundle", hint="expected a directory with manifest.json and SHA256SUMS"
+        )
+    return [_files(directory), _statement(directory), _manifest(directory), _summary(directory)]
+
+
+def passed(checks: list[Check]) -> bool:
+    """Whether every check is green."""
+    return all(check.ok for check in checks)
+
+
+def manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a bundle.
+
+    Raises:
+        UsageError: missing, damaged, or of another version.
+    """
+    value = _json(directory / "manifest.json")
+    if value.get("schema") != SCHEMA:
+        raise UsageError(
+            f"`{directory}` is not a {SCHEMA} bundle", hint=f"its schema is `{value.get('schema')}`"
+        )
+    return value
+
+
+def _files(directory: Path) -> Check:
+    try:
+        listed = dict(_listed((directory / seal.SUMS).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        return Check("files", False, f"{seal.SUMS} cannot be read: {error}")
+    present = {path.relative_to(directory).as_posix(): path for path in seal.files(directory)}
+    problems = [f"{name} is missing" for name in listed if name not in present]
+    problems += [f"{name} is not listed" for name in present if name not in listed]
+    problems += [
+        f"{name} was changed"
+        for name, path in present.items()
+        if name in listed and seal.digest(path) != listed[name]
+    ]
+    links = [path for path in directory.rglob("*") if path.is_symlink()]
+    problems += [f"{path.relative_to(directory).as_posix()} is a link" for path in links]
+    return Check(
+        "files", not problems, "; ".join(sorted(problems)) or f"{len(present)} files match {seal.SUMS}"
+    )
+
+
+def _listed(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        digest, separator, name = line.partition("  ")
+        if not separator or len(digest) != 64:
+            raise ValueError(f"not a checksum line: {line[:40]!r}")
+        yield name, digest
+
+
+def _statement(directory: Path) -> Check:
+    """The statement must be, byte for byte, the one that follows from ``SHA256SUMS`` and the manifest."""
+    try:
+        text = (directory / seal.SUMS).read_text(encoding="utf-8")
+        expected = seal.statement(text, manifest(directory))
+        found = (directory / seal.STATEMENT).read_bytes()
+    except (OSError, KeyError, ValueError, K3Error) as error:
+        return Check("statement", False, f"{seal.STATEMENT}: {error}")
+    ok = found == expected.encode()
+    return Check(
+        "statement", ok, "covers SHA256SUMS" if ok else "does not follow from SHA256SUMS and the manifest"
+    )
+
+
+def _manifest(directory: Path) -> Check:
+    try:
+        found = manifest(directory)
+        computed = validity(_json(directory / "summary.json"))
+    except (KeyError, TypeError, K3Error) as error:
+        return Check("manifest", False, str(error))
+    stated = found.get("validity") or {}
+    ok = stated.get("status") == computed["status"] and stated.get("reasons") == computed["reasons"]
+    text = (
+        f"validity: {computed['status']}"
+        if ok
+        else f"says {stated.get('status')}, the summary says {computed['status']}"
+    )
+    return Check("manifest", ok, text)
+
+
+def _summary(directory: Path) -> Check:
+    try:
+        stored = _json(directory / "summary.json")
+        # through JSON once, as the stored one went
+        computed = json.loads(json.dumps(summaries.summarize(directory / "raw")))
+    except (KeyError, TypeError, ValueError, K3Error) as error:
+        return Check("summary", False, f"cannot be recomputed: {error}")
+    different = sorted(name for name in {*stored, *computed} if stored.get(name) != computed.get(name))
+    return Check(
+        "summary",
+        not different,
+        f"differs in: {', '.join(different)}" if different else "recomputed from raw/",
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"`{path.name}` cannot be read: {error}") from error
+    if not isinstance(value, Mapping):
+        raise UsageError(f"`{path.name}` is not a JSON object")
+    return dict(value)

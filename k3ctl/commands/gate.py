@@ -1,0 +1,85 @@
+"""``k3ctl gate BASE NEW``: has a deployment become slower, beyond what two measurements can show?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from k3ctl.errors import ExitCode, K3Error, UsageError
+from k3ctl.output import Block, CommandResult, Lines, Table
+
+if TYPE_CHECKING:
+    from k3ctl.loadtest.gate import Verdict
+
+EXAMPLE = "Example: k3ctl gate bundles/before bundles/after.k3b.tar.gz --threshold 3"
+COLUMNS = ("metric", "c", "base", "new", "change", "± resolution", "outcome")
+
+
+def gate(
+    base: Annotated[Path, typer.Argument(help="Bundle (directory or archive) that is good enough.")],
+    new: Annotated[Path, typer.Argument(help="Bundle that must not be worse.")],
+    *,
+    threshold: Annotated[float, typer.Option("--threshold", help="Tolerated loss, in percent.")] = 3.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail also when a row is too coarse to decide.")] = False,
+) -> CommandResult:
+    """Compare two bundles; exit 1 on a regression beyond the threshold and both resolutions.
+
+    Both bundles are verified first. Only rows with equal conditions are compared, and only rows whose guards
+    passed.
+    """
+    from k3ctl.loadtest import gate as core
+
+    if threshold < 0:
+        raise UsageError(f"--threshold {threshold:g} is negative", hint="give the tolerated loss in percent")
+    verdicts, refused = core.gate(_summary(base), _summary(new), threshold=threshold / 100)
+    reasons = sorted({reason for pair in refused for reason in pair.reasons})
+    if not verdicts:
+        raise K3Error("nothing in the two bundles is comparable", reasons=reasons or ["no valid row in common"])
+    failing = {"regression", "undecided"} if strict else {"regression"}
+    failed = [verdict for verdict in verdicts if verdict.outcome in failing]
+    blocks: list[Block] = [
+        Table(COLUMNS, [_cells(v) for v in verdicts], f"gate, threshold {threshold:g} %", frozenset(COLUMNS[1:6]))
+    ]
+    if reasons:
+        blocks.append(Lines([f"not compared: {reason}" for reason in reasons]))
+    return CommandResult(
+        "k3ctl.gate/1",
+        {"threshold": threshold / 100, "verdicts": [asdict(v) for v in verdicts], "not_compared": reasons},
+        blocks,
+        ExitCode.FAILED if failed else ExitCode.OK,
+        [f"{v.metric} at c={v.concurrency}: {v.outcome}" for v in failed],
+    )
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    """The summary of a bundle that verifies."""
+    import json
+
+    from k3ctl.bundle import archive, verify
+
+    with archive.opened(path) as directory:
+        bad = [check for check in verify.verify(directory) if not check.ok]
+        if bad:
+            raise K3Error(f"`{path}` does not verify", reasons=[f"{check.name}: {check.detail}" for check in bad])
+        return dict(json.loads((directory / "summary.json").read_text(encoding="utf-8")))
+
+
+def _cells(verdict: Verdict) -> list[str]:
+    return [
+        verdict.metric,
+        str(verdict.concurrency),
+        f"{verdict.base:.2f}",
+        f"{verdict.new:.2f}",
+        f"{verdict.change:+.1%}",
+        f"{verdict.resolution:.1%}",
+        verdict.outcome,
+    ]
+
+
+def register(app: typer.Typer, command: Callable[..., Any]) -> None:
+    """Add the command."""
+    command(app, "gate", epilog=EXAMPLE)(gate)

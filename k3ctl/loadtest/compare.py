@@ -1,0 +1,244 @@
+"""Put numbers side by side only where their conditions are equal; say of every other pair why not. Pure.
+
+A *point* is one number with its conditions. Ours come from a summary, published ones from ``anchors.yaml``.
+Two points are comparable when every condition in ``CONDITIONS`` is known on both sides and equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from k3ctl.loadtest import stats
+from k3ctl.loadtest.rows import Stat
+
+CONDITIONS = {
+    "gpu": "GPU",
+    "gpus": "GPUs",
+    "tensor_parallel_size": "TP",
+    "path": "path",
+    "num_speculative_tokens": "K",
+    "acceptance": "acceptance",
+    "acceptance_length": "synthetic acceptance length",
+    "prompt_tokens": "prompt tokens",
+    "output_tokens": "output tokens",
+    "unit": "unit",
+    "concurrency": "concurrency",
+}
+OPTIONAL = frozenset({"acceptance_length"})
+"""Conditions that may be absent on both sides."""
+
+UNITS = {
+    "output_tok_s": "output tok/s of the server",
+    "decode_tok_s": "decode-only tok/s of the TP group",
+    "total_tok_s_per_gpu": "input + output tok/s per GPU",
+    "itl_ms": "mean ITL in ms",
+    "itl_p50_ms": "median ITL in ms",
+}
+LOWER_IS_BETTER = frozenset({"itl_ms", "itl_p50_ms", "ttft_ms"})
+
+
+@dataclass(frozen=True)
+class Point:
+    """One number: ``value`` in ``unit``; ``low..high`` is the range that its own arithmetic allows."""
+
+    source: str
+    conditions: Mapping[str, Any]
+    value: float
+    low: float
+    high: float
+    resolution: float | None = None
+    """Smallest share by which the number can differ from itself."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two points. ``reasons`` is empty when they are comparable."""
+
+    ours: Point
+    other: Point
+    reasons: tuple[str, ...]
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the other, 1 inside the other's own range; None when they are not comparable."""
+        if self.reasons or not self.other.value:
+            return None
+        if self.other.low <= self.ours.value <= self.other.high:
+            return 1.0
+        nearest = self.other.low if self.ours.value < self.other.low else self.other.high
+        return self.ours.value / nearest
+
+    @property
+    def verdict(self) -> str:
+        """``same``, ``better`` or ``worse`` beyond both numbers' resolution; empty when not comparable."""
+        if self.ratio is None:
+            return ""
+        noise = combined(self.ours.resolution, self.other.resolution)
+        if abs(self.ratio - 1) <= noise:
+            return "same"
+        better = (self.ratio > 1) != (self.ours.conditions["unit"] in LOWER_IS_BETTER)
+        return "better" if better else "worse"
+
+
+def published(ids: Iterable[str] | None = None) -> list[Point]:
+    """The shipped anchors as points; all, or those with the given ids."""
+    import yaml
+
+    text = (resources.files("k3ctl.loadtest") / "anchors.yaml").read_text(encoding="utf-8")
+    wanted = None if ids is None else set(ids)
+    return [
+        point
+        for anchor in yaml.safe_load(text)
+        if wanted is None or anchor["id"] in wanted
+        for point in _anchor_points(anchor)
+    ]
+
+
+def _anchor_points(anchor: Mapping[str, Any]) -> list[Point]:
+    shared = {name: anchor.get(name) for name in CONDITIONS}
+    return [
+        Point(
+            source=f"{anchor['id']} · {anchor['source']}",
+            conditions={**shared, "concurrency": row["concurrency"]},
+            value=float(row["value"]),
+            low=float(row.get("low", row["value"])),
+            high=float(row.get("high", row["value"])),
+            resolution=1 / row["completed"] if row.get("completed") else None,
+            note=str(row.get("note", "")),
+        )
+        for row in anchor["rows"]
+    ]
+
+
+def points(summary: Mapping[str, Any], *, source: str, unit: str) -> list[Point]:
+    """The valid rows of a summary as points in ``unit``; a row that failed a guard never becomes a point."""
+    found = []
+    for row in summary["rows"]:
+        value = measured(row, unit)
+        if not row["valid"] or value is None:
+            continue
+        conditions = {**_conditions(summary, row), "unit": unit}
+        found.append(Point(source, conditions, value, value, value, _resolution(row, unit)))
+    return found
+
+
+def measured(row: Mapping[str, Any], unit: str) -> float | None:
+    """The figure of a summary row in a unit; None when it was not measured."""
+    values = {
+        "output_tok_s": row["output_tok_s"],
+        "decode_tok_s": row["decode_tok_s"],
+        "total_tok_s_per_gpu": row["total_tok_s_per_gpu"],
+        "itl_ms": row["itl_ms"]["mean"],
+        "itl_p50_ms": row["itl_ms"]["p50"],
+        "ttft_ms": row["ttft_ms"]["mean"],
+    }
+    value = values[unit]
+    return None if value is None else float(value)
+
+
+def _conditions(summary: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    deployment = summary["deployment"]
+    acceptance = deployment["acceptance"]
+    if row["synthetic"]:
+        acceptance = "synthetic"
+    return {
+        "gpu": deployment["gpu"],
+        "gpus": deployment["gpus"],
+        "tensor_parallel_size": deployment["tensor_parallel_size"],
+        "path": path_taken(deployment["decode_backend"], row),
+        "num_speculative_tokens": deployment["num_speculative_tokens"],
+        "acceptance": acceptance,
+        "acceptance_length": deployment["synthetic_acceptance_length"] if acceptance == "synthetic" else None,
+        "prompt_tokens": summary["asked"]["prompt_tokens"],
+        "output_tokens": summary["asked"]["output_tokens"],
+        "concurrency": row["concurrency"],
+    }
+
+
+def path_taken(decode_backend: str | None, row: Mapping[str, Any]) -> str | None:
+    """``specialized``, ``stock``, ``mixed``, or None: the witness decides, the setting alone proves only
+    ``stock``.
+
+    Steps that carry a prefill are standard by design and do not count.
+    """
+    share = ((row["server"] or {}).get("path") or {}).get("decode_share")
+    if share is None:
+        return "stock" if decode_backend == "auto" else None
+    return "specialized" if share >= 0.95 else "stock" if share <= 0.05 else "mixed"
+
+
+def _resolution(row: Mapping[str, Any], unit: str) -> float | None:
+    if unit in ("output_tok_s", "total_tok_s_per_gpu"):
+        share = row["resolution_share"]
+        return None if share is None else float(share)
+    stat = row["ttft_ms"] if unit == "ttft_ms" else row["itl_ms"]
+    return stats.interval_share(Stat(**stat))
+
+
+def differences(ours: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why two sets of conditions are not equal, one sentence each; empty when they are."""
+    reasons = []
+    for name, label in CONDITIONS.items():
+        mine, theirs = ours.get(name), other.get(name)
+        if mine is None and theirs is None:
+            if name not in OPTIONAL:
+                reasons.append(f"{label} is not known on either side")
+        elif mine is None or theirs is None:
+            side = "here" if mine is None else "there"
+            reasons.append(
+                f"{label} is not known {side} ({theirs if mine is None else mine} on the other side)"
+            )
+        elif mine != theirs:
+            text = (
+                f"{UNITS.get(mine, mine)} here, {UNITS.get(theirs, theirs)} there"
+                if name == "unit"
+                else (f"{mine} here, {theirs} there")
+            )
+            reasons.append(f"{label}: {text}")
+    return tuple(reasons)
+
+
+def against_published(summary: Mapping[str, Any], ids: Sequence[str] | None = None) -> list[Comparison]:
+    """Our rows beside the published ones at the same concurrency, each in the published unit."""
+    out = []
+    for other in published(ids):
+        unit, concurrency = other.conditions["unit"], other.conditions["concurrency"]
+        for ours in points(summary, source="this run", unit=unit):
+            if ours.conditions["concurrency"] == concurrency:
+                out.append(Comparison(ours, other, differences(ours.conditions, other.conditions)))
+    return out
+
+
+def against_summary(
+    ours: Mapping[str, Any], other: Mapping[str, Any], *, source: str, unit: str
+) -> list[Comparison]:
+    """Rows of two summaries at the same concurrency."""
+    extra = _method_differences(ours, other)
+    theirs = {point.conditions["concurrency"]: point for point in points(other, source=source, unit=unit)}
+    out = []
+    for mine in points(ours, source="this run", unit=unit):
+        if (there := theirs.get(mine.conditions["concurrency"])) is not None:
+            reasons = differences(mine.conditions, there.conditions) + extra
+            out.append(Comparison(mine, there, reasons))
+    return out
+
+
+def _method_differences(ours: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    """Differences of method: how it was measured, not what."""
+    reasons = []
+    for name, label in (("definitions", "metric definitions"), ("driver", "driver"), ("model", "model")):
+        if ours[name] != other[name]:
+            reasons.append(f"{label}: {ours[name]} here, {other[name]} there")
+    if ours["client"]["tool"] != other["client"]["tool"]:
+        reasons.append(f"client: {ours['client']['tool']} here, {other['client']['tool']} there")
+    return tuple(reasons)
+
+
+def combined(*shares: float | None) -> float:
+    """Root of the sum of squares: the resolution of a ratio of independent numbers."""
+    return math.sqrt(sum(share * share for share in shares if share is not None))

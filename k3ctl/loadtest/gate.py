@@ -1,0 +1,72 @@
+"""Has it become slower? Two summaries, a threshold, and each number's own resolution. Pure.
+
+A change counts as a regression when it is worse than the threshold even after the resolution is given to
+the new number; it is *undecided* when the resolution is too coarse to say. Nothing is averaged over
+concurrencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from k3ctl.loadtest import compare
+from k3ctl.loadtest.compare import Comparison
+
+GATED = ("output_tok_s", "itl_ms", "ttft_ms")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One metric at one concurrency. ``change`` is positive when the new number is better; shares, not
+    percent.
+    """
+
+    metric: str
+    concurrency: int
+    base: float
+    new: float
+    change: float
+    resolution: float
+    outcome: str
+    """``regression``, ``undecided``, ``same`` or ``improvement``."""
+
+
+def gate(
+    base: Mapping[str, Any], new: Mapping[str, Any], *, threshold: float
+) -> tuple[list[Verdict], list[Comparison]]:
+    """Verdicts of every comparable pair, and the pairs that are not comparable."""
+    verdicts: list[Verdict] = []
+    refused: list[Comparison] = []
+    for metric in GATED:
+        for pair in compare.against_summary(new, base, source="base", unit=metric):
+            if pair.reasons:
+                refused.append(pair)
+            else:
+                verdicts.append(_verdict(pair, metric, threshold))
+    return verdicts, refused
+
+
+def _verdict(pair: Comparison, metric: str, threshold: float) -> Verdict:
+    ratio = pair.ours.value / pair.other.value
+    change = 1 / ratio - 1 if metric in compare.LOWER_IS_BETTER else ratio - 1
+    noise = compare.combined(pair.ours.resolution, pair.other.resolution)
+    return Verdict(
+        metric=metric,
+        concurrency=int(pair.ours.conditions["concurrency"]),
+        base=pair.other.value,
+        new=pair.ours.value,
+        change=change,
+        resolution=noise,
+        outcome=outcome(change, noise, threshold),
+    )
+
+
+def outcome(change: float, noise: float, threshold: float) -> str:
+    """``change`` against ``threshold``, given that it may be off by ``noise`` either way (all shares)."""
+    if change + noise < -threshold:
+        return "regression"
+    if change - noise < -threshold:
+        return "undecided"
+    return "improvement" if change - noise > 0 else "same"
