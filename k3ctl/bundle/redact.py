@@ -8,18 +8,26 @@ and names of this host and user go too.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 MASK = "***"
 PROMPT_MASK = "[prompt removed]"
+MINIMUM = 8
+"""Shorter values are not taken for secrets: they would mask ordinary words everywhere."""
 
 SECRET_NAME = re.compile(
-    r"(token|secret|passw|credential|api_?key|access_?key|private|auth|cookie|session_id)", re.I
+    r"(token|secret|passw|credential|api[_-]?key|access[_-]?key|private|auth|cookie|session[_-]id)", re.I
 )
-NOT_SECRET = re.compile(r"(tokenizer|max_.*tokens?|num_.*tokens?|token_?ids?|tokens_|_tokens\b|author)", re.I)
+NOT_SECRET = re.compile(
+    r"(tokenizer|(max|num|per|first|last|inter|prompt|output)_.*tokens?|token_(ids?|iter|lat|len|count)|tokens|author(?!iz))",
+    re.I,
+)
+NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.I)
 
 SHAPES = (
     re.compile(r"hf_[A-Za-z0-9]{16,}"),
@@ -57,6 +65,32 @@ class Redactor:
 
     def text(self, text: str) -> tuple[str, int]:
         """The text without secrets, and how many places changed."""
+        text, count = self._everywhere(text)
+        text, found = _named(text)
+        return text, count + found
+
+    def json(self, text: str) -> tuple[str, int]:
+        """JSON or JSON lines without secrets: values are replaced in place, every other byte stays.
+
+        A document that does not parse is treated as text.
+        """
+        try:
+            documents = [json.loads(text)]
+        except ValueError:
+            try:
+                documents = [json.loads(line) for line in text.splitlines() if line.strip()]
+            except ValueError:
+                return self.text(text)
+        text, count = self._everywhere(text)
+        for value in sorted(
+            {found for document in documents for found in named_values(document)}, key=len, reverse=True
+        ):
+            encoded = json.dumps(value, ensure_ascii="\\u" in text)
+            count += text.count(encoded)
+            text = text.replace(encoded, json.dumps(MASK))
+        return text, count
+
+    def _everywhere(self, text: str) -> tuple[str, int]:
         count = 0
         for value, mask in self.replacements:
             count += text.count(value)
@@ -64,8 +98,7 @@ class Redactor:
         for shape in SHAPES:
             text, found = shape.subn(MASK, text)
             count += found
-        text, found = _named(text)
-        return text, count + found
+        return text, count
 
     def log(self, text: str) -> tuple[str, int]:
         """A server's log: the same, and no prompt that the server wrote down."""
@@ -76,7 +109,7 @@ class Redactor:
 
 def redactor(environment: Mapping[str, str], *, host: str = "", user: str = "", home: str = "") -> Redactor:
     """A redactor that knows this process's environment, host and user."""
-    values = {value for name, value in environment.items() if secret_name(name) and len(value) >= 8}
+    values = {value for name, value in environment.items() if secret_name(name) and len(value) >= MINIMUM}
     replacements = [(value, MASK) for value in values]
     replacements += [(home, "~")] if len(home) > 2 and home != "/root" else []
     replacements += [(host, "HOST")] if len(host) > 3 and host != "localhost" else []
@@ -104,6 +137,21 @@ def command_line(argv: Sequence[str]) -> str:
     return shlex.join(argv)
 
 
+def named_values(value: Any, name: str = "") -> Iterator[str]:
+    """Strings in a JSON document that stand under a secret name, or after a secret option in a list."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from named_values(inner, str(key))
+    elif isinstance(value, list | tuple):
+        before = ""
+        for inner in value:
+            option = isinstance(before, str) and before.startswith("--")
+            yield from named_values(inner, before if option else name)
+            before = inner
+    elif isinstance(value, str) and secret_name(name) and len(value) >= MINIMUM and value != MASK:
+        yield value
+
+
 def _named(text: str) -> tuple[str, int]:
     """Values next to a name that announces a secret: ``--api-key X``, ``"token": "X"``, ``PASSWORD=X``."""
     count = 0
@@ -112,7 +160,7 @@ def _named(text: str) -> tuple[str, int]:
         nonlocal count
         name = match["name"]
         glue_is_space = not re.search(r"[:=]", match["glue"])
-        if NOT_SECRET.search(name):
+        if not secret_name(name) or NUMBER.fullmatch(match["value"]):
             return match[0]
         if glue_is_space and not name.startswith("--"):  # prose: "the token expired yesterday"
             return match[0]

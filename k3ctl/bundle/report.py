@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from k3ctl.bundle import verify
-from k3ctl.loadtest import compare
+from k3ctl.loadtest import compare, view
 from k3ctl.loadtest import events as ev
 
 
@@ -39,27 +39,25 @@ def load(directory: Path) -> Loaded:
     )
 
 
-COLUMNS = (
-    "c", "output tok/s", "± %", "tok/s/GPU", "tok/s/user", "TTFT mean / p90 ms", "ITL mean / p90 ms",
-    "P90 interactivity tok/s", "AL", "specialized", "requests", "verdict",
-)  # fmt: skip
-
-
 def markdown(loaded: Loaded) -> str:
     """The report: title, conditions, table, findings, comparison with published numbers."""
-    parts = [f"### {title(loaded)}", "", *conditions(loaded), "", *_table(COLUMNS, [cells(r) for r in loaded.summary["rows"]])]
-    parts += ["", *(f"- {line}" for line in findings(loaded))]
-    pairs = compare.against_published(loaded.summary, loaded.summary["asked"]["anchors"])
+    parts = [
+        f"### {title(loaded)}",
+        "",
+        *conditions(loaded),
+        "",
+        *_table(*view.table(loaded.summary)),
+    ]
+    parts += ["", *(f"- {line}" for line in view.findings(loaded.summary))]
+    pairs = compare.against_published(loaded.summary, compare.related(loaded.summary))
     if pairs:
-        parts += ["", "Against published numbers:", "", *(f"- {line}" for line in comparison_lines(pairs))]
+        parts += ["", "Against published numbers:", "", *(f"- {line}" for line in view.comparison(pairs))]
     return "\n".join(parts).rstrip() + "\n"
 
 
 def title(loaded: Loaded) -> str:
-    """One line that cannot be quoted without its stamps."""
-    stamps = [name for name, on in (("SYNTHETIC", loaded.summary["synthetic"]), ("PARTIAL", loaded.summary["partial"])) if on]
-    stamps += [] if loaded.verified else ["DOES NOT VERIFY"]
-    return " · ".join([*stamps, f"{loaded.summary['preset']} on {loaded.summary['model']}"])
+    """The summary's title, with a warning when the bundle does not verify."""
+    return ("" if loaded.verified else "DOES NOT VERIFY · ") + view.title(loaded.summary)
 
 
 def conditions(loaded: Loaded) -> list[str]:
@@ -83,58 +81,6 @@ def conditions(loaded: Loaded) -> list[str]:
     status = manifest["validity"]["status"]
     flags = ", ".join(manifest["validity"]["flags"]) or "none"
     return [line, "", f"Validity: **{status}**, flags: {flags}. Bundle `{manifest['id']}`."]
-
-
-def cells(row: Mapping[str, Any]) -> list[str]:
-    """One table row; a row that failed a guard says so in its last cell."""
-    server = row["server"] or {}
-    path = server.get("path") or {}
-    return [
-        str(row["concurrency"]),
-        number(row["output_tok_s"], 1),
-        number(100 * row["resolution_share"] if row["resolution_share"] else None, 1),
-        number(row["output_tok_s_per_gpu"], 1),
-        number(row["user_tok_s"], 1),
-        f"{number(row['ttft_ms']['mean'], 1)} / {number(row['ttft_ms']['p90'], 1)}",
-        f"{number(row['itl_ms']['mean'], 2)} / {number(row['itl_ms']['p90'], 2)}",
-        number(row["interactivity_p90_tok_s"], 1),
-        number(server.get("acceptance_length"), 2),
-        f"{path['specialized']}/{path['decode_and_mixed']}" if path else "–",
-        str(row["requests"]["completed"]),
-        "valid" if row["valid"] else "**invalid**",
-    ]
-
-
-def findings(loaded: Loaded) -> list[str]:
-    """Deviations and every guard's word, in order."""
-    lines = [f"deviation: {text}" for text in loaded.summary["deviations"]]
-    lines += [f"c={c}: not measured" for c in loaded.summary["missing_steps"]]
-    for row in loaded.summary["rows"]:
-        lines += [f"c={row['concurrency']} {f['level']}: {f['text']}" for f in row["findings"]]
-    return lines
-
-
-def comparison_lines(pairs: Sequence[compare.Comparison]) -> list[str]:
-    """One line per pair: side by side, or why not."""
-    lines = []
-    for pair in pairs:
-        unit = compare.UNITS[pair.ours.conditions["unit"]]
-        head = f"c={pair.ours.conditions['concurrency']}, {pair.other.source}"
-        if pair.reasons:
-            lines.append(f"{head}: not comparable because {'; '.join(pair.reasons)}")
-            continue
-        wide = pair.other.low != pair.other.high
-        there = f"{pair.other.low:g}–{pair.other.high:g}" if wide else f"{pair.other.value:g}"
-        note = f" ({pair.other.note})" if pair.other.note else ""
-        noise = compare.combined(pair.ours.resolution, pair.other.resolution)
-        assert pair.ratio is not None
-        lines.append(f"{head}: {pair.ours.value:.1f} here, {there} there, {pair.ratio - 1:+.1%} ± {noise:.1%} {pair.verdict}, {unit}{note}")
-    return lines
-
-
-def number(value: float | None, digits: int) -> str:
-    """A figure, or a dash when it was not measured."""
-    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

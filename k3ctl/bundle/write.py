@@ -125,7 +125,8 @@ def _hide(directory: Path, hide: Redactor) -> dict[str, int]:
             text = data.decode()
         except UnicodeDecodeError:
             text = data.decode(errors="replace")
-        clean, count = hide.log(text) if path.suffix == ".log" else hide.text(text)
+        method = {".log": hide.log, ".json": hide.json, ".jsonl": hide.json}.get(path.suffix, hide.text)
+        clean, count = method(text)
         if count:
             path.write_text(clean, encoding="utf-8")
             counts[str(path.relative_to(directory))] = count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from k3ctl.output import CommandResult, Lines, Table
 BundleArgument = Annotated[Path, typer.Argument(help="Bundle directory or archive.")]
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     """What a report is rendered as."""
 
     MARKDOWN = "md"
@@ -42,19 +42,23 @@ def verify(path: BundleArgument) -> CommandResult:
 def report(
     path: BundleArgument,
     *,
-    format_: Annotated[Format, typer.Option("--format", help="md for a pull request, html for a browser.")] = Format.MARKDOWN,
+    format_: Annotated[
+        Format, typer.Option("--format", help="md for a pull request, html for a browser.")
+    ] = Format.MARKDOWN,
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of stdout.")] = None,
 ) -> CommandResult:
     """Render a bundle: a Markdown table ready for a pull request, or a self-contained HTML page with plots."""
     from k3ctl.bundle import archive
-    from k3ctl.bundle.report import load, markdown
     from k3ctl.bundle.html import page
+    from k3ctl.bundle.report import load, markdown
 
     with archive.opened(path) as directory:
         loaded = load(directory)
         text = page(loaded) if format_ is Format.HTML else markdown(loaded)
     if out is None:
-        return CommandResult("k3ctl.bundle.report/1", {"format": format_.value, "text": text}, [Lines(text.splitlines())])
+        return CommandResult(
+            "k3ctl.bundle.report/1", {"format": format_.value, "text": text}, [Lines(text.splitlines())]
+        )
     if out.exists():
         raise UsageError(f"`{out}` exists already", hint="choose another --out")
     out.write_text(text, encoding="utf-8")
@@ -65,7 +69,9 @@ def report(
 def pack(
     path: Annotated[Path, typer.Argument(help="Bundle directory.")],
     *,
-    out: Annotated[Path | None, typer.Option("--out", help="Archive to write (default: beside the bundle).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Archive to write (default: beside the bundle).")
+    ] = None,
 ) -> CommandResult:
     """Pack a bundle into one archive; the same bundle always gives the same bytes."""
     from k3ctl.bundle import archive, seal
@@ -81,6 +87,8 @@ def register(app: typer.Typer, command: Callable[..., Any]) -> None:
     """Add the ``bundle`` group."""
     group = typer.Typer(name="bundle", help="Check, read and pack benchmark evidence.", no_args_is_help=True)
     command(group, "verify", epilog="Example: k3ctl bundle verify results.k3b.tar.gz")(verify)
-    command(group, "report", epilog="Example: k3ctl bundle report DIR --format html --out report.html")(report)
+    command(group, "report", epilog="Example: k3ctl bundle report DIR --format html --out report.html")(
+        report
+    )
     command(group, "pack", epilog="Example: k3ctl bundle pack DIR --out results.k3b.tar.gz")(pack)
     app.add_typer(group)

@@ -24,7 +24,9 @@ def gate(
     new: Annotated[Path, typer.Argument(help="Bundle that must not be worse.")],
     *,
     threshold: Annotated[float, typer.Option("--threshold", help="Tolerated loss, in percent.")] = 3.0,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail also when a row is too coarse to decide.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail also when a row is too coarse to decide.")
+    ] = False,
 ) -> CommandResult:
     """Compare two bundles; exit 1 on a regression beyond the threshold and both resolutions.
 
@@ -38,11 +40,18 @@ def gate(
     verdicts, refused = core.gate(_summary(base), _summary(new), threshold=threshold / 100)
     reasons = sorted({reason for pair in refused for reason in pair.reasons})
     if not verdicts:
-        raise K3Error("nothing in the two bundles is comparable", reasons=reasons or ["no valid row in common"])
+        raise K3Error(
+            "nothing in the two bundles is comparable", reasons=reasons or ["no valid row in common"]
+        )
     failing = {"regression", "undecided"} if strict else {"regression"}
     failed = [verdict for verdict in verdicts if verdict.outcome in failing]
     blocks: list[Block] = [
-        Table(COLUMNS, [_cells(v) for v in verdicts], f"gate, threshold {threshold:g} %", frozenset(COLUMNS[1:6]))
+        Table(
+            COLUMNS,
+            [_cells(v) for v in verdicts],
+            f"gate, threshold {threshold:g} %",
+            frozenset(COLUMNS[1:6]),
+        )
     ]
     if reasons:
         blocks.append(Lines([f"not compared: {reason}" for reason in reasons]))
@@ -64,7 +73,9 @@ def _summary(path: Path) -> dict[str, Any]:
     with archive.opened(path) as directory:
         bad = [check for check in verify.verify(directory) if not check.ok]
         if bad:
-            raise K3Error(f"`{path}` does not verify", reasons=[f"{check.name}: {check.detail}" for check in bad])
+            raise K3Error(
+                f"`{path}` does not verify", reasons=[f"{check.name}: {check.detail}" for check in bad]
+            )
         return dict(json.loads((directory / "summary.json").read_text(encoding="utf-8")))
 
 

@@ -3,6 +3,6 @@
 ``run(workload.load("smoke"), target, out=…)`` returns a ``BenchResult``. Nothing here generates load itself.
 """
 
-from k3ctl.loadtest.run import BenchResult, run
+from k3ctl.loadtest.driver import BenchResult, run
 
 __all__ = ["BenchResult", "run"]

@@ -87,16 +87,20 @@ class Comparison:
 
 def published(ids: Iterable[str] | None = None) -> list[Point]:
     """The shipped anchors as points; all, or those with the given ids."""
-    import yaml
-
-    text = (resources.files("k3ctl.loadtest") / "anchors.yaml").read_text(encoding="utf-8")
     wanted = None if ids is None else set(ids)
     return [
         point
-        for anchor in yaml.safe_load(text)
+        for anchor in _anchors()
         if wanted is None or anchor["id"] in wanted
         for point in _anchor_points(anchor)
     ]
+
+
+def _anchors() -> list[dict[str, Any]]:
+    import yaml
+
+    text = (resources.files("k3ctl.loadtest") / "anchors.yaml").read_text(encoding="utf-8")
+    return list(yaml.safe_load(text))
 
 
 def _anchor_points(anchor: Mapping[str, Any]) -> list[Point]:
@@ -201,6 +205,17 @@ def differences(ours: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str,
             )
             reasons.append(f"{label}: {text}")
     return tuple(reasons)
+
+
+def related(summary: Mapping[str, Any]) -> list[str]:
+    """Ids of the anchors worth naming: those of the preset, and those of the same prompt and output lengths."""
+    asked = summary["asked"]
+    lengths = (asked["prompt_tokens"], asked["output_tokens"])
+    return [
+        anchor["id"]
+        for anchor in _anchors()
+        if anchor["id"] in asked["anchors"] or (anchor["prompt_tokens"], anchor["output_tokens"]) == lengths
+    ]
 
 
 def against_published(summary: Mapping[str, Any], ids: Sequence[str] | None = None) -> list[Comparison]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from k3ctl.engine.client import Client
 from k3ctl.errors import EngineError
+from k3ctl.loadtest.target import CPU
 from k3ctl.telemetry import witness as pages
 from k3ctl.telemetry.prometheus import Page, PageError, parse
 
@@ -107,6 +108,8 @@ def server_facts(text: str, witness: Mapping[str, Any] | None) -> dict[str, Any]
             facts["prefix_caching"] = dict(labels)["enable_prefix_caching"] == "True"
     for worker in _workers(witness)[:1]:
         facts |= {"decode_backend": worker.decode_backend, "vllm": worker.vllm}
+        if worker.platform == "cpu":
+            facts["gpu"] = CPU
     return facts
 
 

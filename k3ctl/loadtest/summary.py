@@ -16,7 +16,7 @@ from k3ctl.loadtest import aiperf, guards, rows, sampler, stats
 from k3ctl.loadtest import events as ev
 from k3ctl.loadtest.rows import Row
 from k3ctl.loadtest.scrape import Sample
-from k3ctl.loadtest.target import Target
+from k3ctl.loadtest.target import CPU, Deployment, Target
 from k3ctl.loadtest.window import ServerWindow, server_window
 from k3ctl.loadtest.workload import Workload
 from k3ctl.telemetry.reference import GOLDEN_ACCEPTANCE_LENGTH
@@ -107,8 +107,8 @@ def judge_row(row: Row, workload: Workload, target: Target, samples: Sequence[Sa
         "output_tok_s": row.output_tok_s,
         "total_tok_s": row.total_tok_s,
         "request_s": row.request_s,
-        "output_tok_s_per_gpu": _per(row.output_tok_s, target.deployment.gpus),
-        "total_tok_s_per_gpu": _per(row.total_tok_s, target.deployment.gpus),
+        "output_tok_s_per_gpu": _per(row.output_tok_s, target.deployment),
+        "total_tok_s_per_gpu": _per(row.total_tok_s, target.deployment),
         "decode_tok_s": None if not row.itl_ms.mean else row.concurrency * 1000.0 / row.itl_ms.mean,
         "user_tok_s": stats.per_second(row.itl_ms.mean),
         "interactivity_p90_tok_s": stats.per_second(row.itl_ms.p90),
@@ -165,8 +165,11 @@ def _live(events: Sequence[ev.Event]) -> bool:
     return bool(events) and not any(event["kind"] == "seam_missing" for event in events)
 
 
-def _per(value: float | None, gpus: int | None) -> float | None:
-    return value / gpus if value is not None and gpus else None
+def _per(value: float | None, deployment: Deployment) -> float | None:
+    """Share of one GPU; None on a CPU or when the number of GPUs is not known."""
+    if value is None or not deployment.gpus or deployment.gpu == CPU:
+        return None
+    return value / deployment.gpus
 
 
 def _json(path: Path) -> Any:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from k3ctl.bundle import redact
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 ENVIRONMENT = {
     "HF_TOKEN": "hf_local0123456789abcdef",
     "MY_PASSWORD": "correct horse battery",
@@ -52,6 +56,36 @@ def test_a_secret_does_not_survive(text: str, secret: str) -> None:
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert HIDE.text(text) == (text, 0)
+
+
+REPORT = {
+    "time_to_first_token_ms": 28.445005416870117,
+    "api_key": "s3cr3t-value-5",
+    "backend": {"headers": {"Authorization": "Token s3cr3t-value-6"}},
+    "argv": ["serve", "--api-key", "s3cr3t-value-7", "--port", "80000000", "--tokenizer", "/models/kimi-k3"],
+    "inter_token_latency_ms": 123456789.5,
+}
+
+
+@pytest.mark.parametrize("indent", [None, 1], ids=["compact", "indented"])
+def test_json_stays_json_and_only_secret_strings_change(indent: int | None) -> None:
+    hidden, count = HIDE.json(json.dumps(REPORT, indent=indent))
+    assert count == 3
+    assert "s3cr3t" not in hidden
+    found = json.loads(hidden)
+    assert found["time_to_first_token_ms"] == REPORT["time_to_first_token_ms"]
+    assert found["argv"][-1] == "/models/kimi-k3"
+
+
+def test_a_report_without_secrets_keeps_every_byte() -> None:
+    text = (FIXTURES / "guidellm-result-0.8.1-slim.json").read_text(encoding="utf-8")
+    assert HIDE.json(text) == (text, 0)
+
+
+@pytest.mark.parametrize("name", ["guidellm-events-0.8.1.jsonl", "aiperf-profile_export-0.13.0.jsonl"])
+def test_event_logs_without_secrets_keep_every_byte(name: str) -> None:
+    text = (FIXTURES / name).read_text(encoding="utf-8")
+    assert HIDE.json(text) == (text, 0)
 
 
 @pytest.mark.parametrize(

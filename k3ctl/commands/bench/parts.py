@@ -1,0 +1,124 @@
+"""What ``k3ctl bench`` gathers around a run: the target, the baseline, the machine, the bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from k3ctl.errors import UsageError
+from k3ctl.output import CommandResult, Table
+
+if TYPE_CHECKING:
+    from k3ctl.engine.rundir import Run
+    from k3ctl.loadtest.target import Target
+    from k3ctl.loadtest.workload import Workload
+
+
+def seal(directory: Path, record: Run | None, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the result directory a bundle."""
+    from k3ctl.bundle.write import Surroundings, write
+    from k3ctl.profiles import loader
+
+    profile = loader.files().get(record.profile) if record else None
+    text = profile.read_text(encoding="utf-8") if profile else None
+    return write(directory, Surroundings(record, text, before, hardware()))
+
+
+def hardware() -> dict[str, Any]:
+    """A ``k3ctl.nvml/1`` snapshot of this machine."""
+    from k3ctl import gpus
+
+    return gpus.to_json(gpus.snapshot())
+
+
+def with_hardware(target: Target, hardware: Mapping[str, Any]) -> Target:
+    """The GPU product of this machine, for a server that runs on it."""
+    from k3ctl.loadtest.target import gpu_product, with_server_facts
+
+    names = [gpu.get("name") for node in hardware["nodes"] for gpu in node["gpus"]]
+    return with_server_facts(target, {"gpu": gpu_product([name for name in names if isinstance(name, str)])})
+
+
+def baseline(against: str | None) -> Mapping[str, Any] | str | None:
+    """``published``, or the summary of a bundle: read before the load, so that a wrong path costs nothing."""
+    if against is None or against == "published":
+        return against
+    from k3ctl.bundle import archive, verify
+
+    with archive.opened(Path(against)) as directory:
+        verify.manifest(directory)
+        return dict(json.loads((directory / "summary.json").read_text(encoding="utf-8")))
+
+
+def comparison(summary: Mapping[str, Any], other: Mapping[str, Any] | str | None) -> list[str]:
+    """Lines that put the result beside published numbers or a baseline; empty without one."""
+    from k3ctl.loadtest import compare, view
+
+    if other is None:
+        return []
+    if isinstance(other, str):
+        pairs = compare.against_published(summary, compare.related(summary))
+        return view.comparison(pairs) or ["no published number shares a concurrency with a valid row"]
+    pairs = compare.against_summary(summary, other, source="baseline", unit="output_tok_s")
+    return view.comparison(pairs) or ["no valid row shares a concurrency with the baseline"]
+
+
+def announce(load: Workload, target: Target) -> str:
+    """What is about to run, and how long at most."""
+    worst = load.worst_case_s()
+    limit = "no time limit" if worst is None else f"at most {worst:.0f} s of load"
+    if load.duration_s and load.warmup:
+        limit += f", the first {load.warmup * load.duration_s:g} s of each step are warm-up"
+    return (
+        f"{load.preset} on {target.model} at {target.url}: c={','.join(map(str, load.concurrency))}, {limit}"
+    )
+
+
+def listing() -> CommandResult:
+    """The presets as a table."""
+    from k3ctl.loadtest import workload
+
+    loads = [workload.load(name) for name in workload.names()]
+    table = Table(
+        ("preset", "c", "what"), [[w.preset, ",".join(map(str, w.concurrency)), w.summary] for w in loads]
+    )
+    return CommandResult("k3ctl.presets/1", {"presets": [w.as_dict() for w in loads]}, [table])
+
+
+def target(
+    run: str | None, url: str | None, model: str | None, tokenizer: str | None
+) -> tuple[Run | None, Target]:
+    """The server to load, and its run record when k3ctl started it."""
+    from k3ctl.engine import rundir
+    from k3ctl.loadtest import target
+
+    if url and run:
+        raise UsageError("--url and --run name two servers", hint="give one of them")
+    if url and tokenizer:
+        return None, target.from_url(url, model=model, tokenizer=tokenizer)
+    if url:
+        try:
+            record = rundir.find(target.base_url(url))
+        except UsageError:
+            return None, target.from_url(url, model=model, tokenizer=None)
+        return record, target.from_run(record)
+    found = rundir.find(run) if run else rundir.latest_live()
+    if found is None:
+        raise UsageError(
+            "no server is running", hint="start one with `k3ctl serve --profile NAME`, or give --url"
+        )
+    return found, target.from_run(found)
+
+
+def numbers(text: str | None) -> tuple[int, ...] | None:
+    """``1,4,16`` as a tuple; None stays None. Raises ``UsageError``."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"`--concurrency {text}` is not a list of numbers", hint="for example --concurrency 1,4,16"
+        ) from None

@@ -1,0 +1,84 @@
+"""A summary as text for people: table cells, findings, comparison. Pure; a command or a report lays it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from k3ctl.loadtest import compare
+from k3ctl.loadtest.compare import Comparison
+
+COLUMNS = (
+    "c", "output tok/s", "±", "tok/s/GPU", "tok/s/user", "TTFT ms", "p90", "ITL ms", "p90", "P90 intvty",
+    "requests", "errors", "Little", "AL", "specialized", "verdict",
+)  # fmt: skip
+
+
+def title(summary: Mapping[str, Any]) -> str:
+    """One line that cannot be quoted without its stamps."""
+    names = ("SYNTHETIC", summary["synthetic"]), ("PARTIAL", summary["partial"])
+    stamp = "".join(f"{name} · " for name, on in names if on)
+    return f"{stamp}{summary['preset']} on {summary['model']}"
+
+
+def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and formatted rows; a column without any figure is left out."""
+    rows = [_cells(row) for row in summary["rows"]]
+    kept = [n for n in range(len(COLUMNS)) if any(row[n] != "–" for row in rows)]
+    return [COLUMNS[n] for n in kept], [[row[n] for n in kept] for row in rows]
+
+
+def findings(summary: Mapping[str, Any]) -> list[str]:
+    """Deviations, missing steps and every guard's word, one line each."""
+    lines = [f"deviation: {text}" for text in summary["deviations"]]
+    lines += [f"c={c}: not measured" for c in summary["missing_steps"]]
+    for row in summary["rows"]:
+        lines += [f"c={row['concurrency']} {f['level']}: {f['text']}" for f in row["findings"]]
+    return lines
+
+
+def comparison(pairs: Sequence[Comparison]) -> list[str]:
+    """One line per pair: side by side with the common resolution, or why not."""
+    return [_compared(pair) for pair in pairs]
+
+
+def _compared(pair: Comparison) -> str:
+    head = f"c={pair.ours.conditions['concurrency']}, {pair.other.source}"
+    if pair.reasons:
+        return f"{head}: not comparable because {'; '.join(pair.reasons)}"
+    assert pair.ratio is not None
+    wide = pair.other.low != pair.other.high
+    there = f"{pair.other.low:g}–{pair.other.high:g}" if wide else f"{pair.other.value:g}"
+    noise = compare.combined(pair.ours.resolution, pair.other.resolution)
+    unit = compare.UNITS[pair.ours.conditions["unit"]]
+    note = f" ({pair.other.note})" if pair.other.note else ""
+    change = f"{pair.ratio - 1:+.1%} ± {noise:.1%} {pair.verdict}"
+    return f"{head}: {pair.ours.value:.1f} here, {there} there, {change}, {unit}{note}"
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    server = row["server"] or {}
+    path = server.get("path") or {}
+    return [
+        str(row["concurrency"]),
+        number(row["output_tok_s"], 1),
+        "–" if row["resolution_share"] is None else f"{row['resolution_share']:.1%}",
+        number(row["output_tok_s_per_gpu"], 1),
+        number(row["user_tok_s"], 1),
+        number(row["ttft_ms"]["mean"], 1),
+        number(row["ttft_ms"]["p90"], 1),
+        number(row["itl_ms"]["mean"], 2),
+        number(row["itl_ms"]["p90"], 2),
+        number(row["interactivity_p90_tok_s"], 1),
+        str(row["requests"]["completed"]),
+        str(row["requests"]["errored"]),
+        number(row["little_ratio"], 2),
+        number(server.get("acceptance_length"), 2),
+        f"{path['specialized']}/{path['decode_and_mixed']}" if path else "–",
+        "valid" if row["valid"] else "INVALID",
+    ]
+
+
+def number(value: float | None, digits: int) -> str:
+    """A figure, or a dash when it was not measured."""
+    return "–" if value is None else f"{value:.{digits}f}"
