@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.common.activations import situ
-from runtime.kernels.common.linear import TILE, row_stable_linear
+from runtime.kernels.common.linear import TILE, row_stable_grouped_linear, row_stable_linear
 from runtime.kernels.common.precision import compute_dtype
 
 
@@ -91,19 +91,9 @@ def _expert_rows(
     group_sizes = sizes.tolist()
     grouped = x.new_zeros(sum(group_sizes), x.shape[1])
     grouped[place] = x[order // topk_ids.shape[1]]
-    gate, up = _grouped_linear(grouped, w1, group_sizes), _grouped_linear(grouped, w3, group_sizes)
-    down = _grouped_linear(situ(gate, up, beta, linear_beta), w2, group_sizes)
+    gate = row_stable_grouped_linear(grouped, w1, group_sizes)
+    up = row_stable_grouped_linear(grouped, w3, group_sizes)
+    down = row_stable_grouped_linear(situ(gate, up, beta, linear_beta), w2, group_sizes)
     rows = down.new_empty(topk_ids.numel(), down.shape[1])
     rows[order] = down[place]
     return rows.unflatten(0, topk_ids.shape)
-
-
-def _grouped_linear(x: Tensor, weights: Tensor, group_sizes: list[int]) -> Tensor:
-    """Return the product of consecutive groups of rows with one weight [O, I] each: x [P, I] → [P, O]."""
-    out = x.new_empty(x.shape[0], weights.shape[1])
-    start = 0
-    for weight, size in zip(weights, group_sizes, strict=True):
-        if size:
-            out[start : start + size] = row_stable_linear(x[start : start + size], weight)
-            start += size
-    return out
