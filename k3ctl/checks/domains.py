@@ -150,6 +150,16 @@ class HealthMask:
         return self._is_true(6)
 
     @property
+    def partition_unassigned(self) -> bool:
+        """The GPU belongs to no NVLink partition."""
+        return self.mask >> 12 & 0b11 == 2
+
+    @property
+    def manager_disconnected(self) -> bool:
+        """The global fabric manager does not reach the GPU."""
+        return self.mask >> 14 & 0b11 == 2
+
+    @property
     def incorrect_configuration(self) -> int:
         """0 n/a, 1 none, above: what is wrong."""
         return self.mask >> 8 & 0xF

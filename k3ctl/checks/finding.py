@@ -39,7 +39,7 @@ class Area(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a rule comes from: a public link and the date of what it says."""
+    """Where a rule comes from: a public link, and the date of the statement or, for a living page, of looking."""
 
     url: str
     date: str

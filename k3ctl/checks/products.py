@@ -42,6 +42,8 @@ HGX_CHIPS = ("H100", "H200", "H20", "H800", "B200", "B300")
 """Chips that are sold on 8-GPU boards, and, with NVL or PCIe in the name, as cards."""
 RACK_CHIPS = ("GB200", "GB300")
 UNIFIED_CHIPS = {"GB10": "dgx-spark"}
+TO_GPU, TO_SWITCH = 0, 2
+"""nvmlIntNvLinkDeviceType_t of an NVLink's other end."""
 BOARD_GPUS = 8
 TRAY_GPUS = 4
 PARTIAL_COUNTS = (1, 2, 4)
@@ -103,11 +105,10 @@ def _by_name(name: str, node: Node) -> Product:
         if "NVL" in words:
             return Product(f"{chip.lower()}-nvl", Kind.BRIDGE, chip)
         return _board(chip, node, len(node.gpus))
-    kind = (
-        Kind.BRIDGE
-        if any(known(link.remote_type, -1) == 0 for gpu in same for link in gpu.links)
-        else Kind.PCIE
-    )
+    ends = {known(link.remote_type, -1) for gpu in same for link in gpu.links}
+    if TO_SWITCH in ends:
+        return Product("unknown", Kind.UNKNOWN, chip)  # a newer board: better no verdict than a wrong one
+    kind = Kind.BRIDGE if TO_GPU in ends else Kind.PCIE
     return Product(kind.value, kind, chip)
 
 

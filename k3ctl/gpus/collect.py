@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from k3ctl.gpus import cuda, nvml
-from k3ctl.gpus.types import Gpu, Node, Snapshot
+from k3ctl.gpus.types import Gpu, Node, NvmlSystem, Snapshot
 from k3ctl.host import facts, machine, services, settings
 from k3ctl.host.shell import Run, run
 from k3ctl.host.types import Host, Imex
-from k3ctl.host.values import known
+from k3ctl.host.values import Refused, known
+
+NVML_LIMIT_S = 30.0
+NO_ANSWER = Refused("Timeout", 10)
+"""NVML_ERROR_TIMEOUT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ def read_node(nv: Any = None, exec_: Run = run) -> tuple[Snapshot, cuda.CudaAnsw
     nv = binding() if nv is None else nv
     child = cuda.start() if nv is not None else None
     cpu = machine.cpu()
-    system, gpus, pairs = nvml.read(nv, cpu.count)
+    system, gpus, pairs = _within_limit(nv, cpu.count)
     answer = cuda.finish(child) if child else cuda.CudaAnswer()
     total, _ = machine.memory_bytes()
     node = Node(
@@ -85,6 +91,24 @@ def read_node(nv: Any = None, exec_: Run = run) -> tuple[Snapshot, cuda.CudaAnsw
         nics=services.nics(),
     )
     return Snapshot(nodes=(node,)), answer
+
+
+def _within_limit(nv: Any, cpu_count: int) -> nvml.Answer:
+    """``nvml.read``, given up after NVML_LIMIT_S: on a broken driver a call may never come back."""
+    answer: Future[nvml.Answer] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(nvml.read(nv, cpu_count))
+        except Exception as error:
+            answer.set_exception(error)
+
+    # not an executor: the interpreter would wait for its threads at exit
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return answer.result(timeout=NVML_LIMIT_S)
+    except TimeoutError:
+        return NvmlSystem(error=NO_ANSWER), (), ()
 
 
 def _processes(gpus: tuple[Gpu, ...]) -> list[tuple[int, int, int | None]]:

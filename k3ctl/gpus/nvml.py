@@ -93,7 +93,10 @@ class Reader:
         return int(getattr(value.value, _UNION_FIELDS[kind]))
 
 
-def read(nv: Any, cpu_count: int) -> tuple[NvmlSystem, tuple[Gpu, ...], tuple[Pair, ...]]:
+Answer = tuple[NvmlSystem, tuple[Gpu, ...], tuple[Pair, ...]]
+
+
+def read(nv: Any, cpu_count: int) -> Answer:
     """The driver, the GPUs and their pairs, through ``nv``; None means the binding is not installed."""
     if nv is None:
         return NvmlSystem(error=NO_BINDING), (), ()

@@ -23,7 +23,7 @@ _LETTERS = {
     "!V!": VERSION_MISMATCH,
     "!M!": NODEMAP_MISMATCH,
 }
-_NODE = re.compile(r"Node #(\d+)\s*[*-]\s*(\S+?)\s*[*-]?\s+-\s*([A-Z_ ]+?)\s*-\s*Version:\s*(\S+)")
+_NODE = re.compile(r"Node #(\d+)\s*[*-]\s*(\S+).*?\s-\s*([A-Z_ ]+?)\s*-\s*Version:\s*(\S+)")
 _DOMAIN = re.compile(r"Domain State:\s*(\S+)")
 
 

@@ -193,6 +193,19 @@ def test_a_hosts_own_address_and_its_name_are_both_kept_in_the_imex_domain() -> 
     assert (domain.nodes[0].host, domain.nodes[0].name) == ("192.0.2.1", "t0")
 
 
+def test_the_imex_table_with_host_names_is_read_too() -> None:
+    table = (
+        "Node #0   * 192.0.2.11 (tray0) *  - READY        - Version: 580.1\n"
+        "Node #1   - 192.0.2.12 (tray1)    - READY        - Version: 580.1\n"
+        "Domain State: UP\n"
+    )
+    domain = imex_domain.parse(table)
+    assert [(node.host, node.status, node.version) for node in domain.nodes] == [
+        ("192.0.2.11", "READY", "580.1"),
+        ("192.0.2.12", "READY", "580.1"),
+    ]
+
+
 def test_a_port_that_is_bound_is_not_free() -> None:
     with socket.socket() as busy:
         busy.bind(("", 0))

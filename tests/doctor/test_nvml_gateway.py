@@ -12,7 +12,8 @@ import jsonschema
 import pynvml
 import pytest
 
-from k3ctl.gpus import Refused, Snapshot, from_json, to_json
+from k3ctl.checks import evaluate
+from k3ctl.gpus import Refused, Snapshot, collect, from_json, to_json
 from k3ctl.gpus import nvml as gateway
 from k3ctl.gpus import snapshot as snapshot_here
 from k3ctl.gpus.types import Fabric, Node, Platform
@@ -126,6 +127,18 @@ def test_nvml_is_shut_down_also_when_reading_fails(load: Load, monkeypatch: pyte
     with pytest.raises(ZeroDivisionError):
         gateway.read(fake, 8)
     assert not fake.initialized
+
+
+def test_a_driver_that_never_answers_is_given_up(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    forever = threading.Event()
+    monkeypatch.setattr(FakeNvml, "nvmlInit", lambda self: forever.wait())
+    monkeypatch.setattr(collect, "NVML_LIMIT_S", 0.2)
+    shot, _ = collect.read_node(FakeNvml(load("hgx-h200").nodes[0]))
+    forever.set()
+    assert shot.nodes[0].nvml.error == collect.NO_ANSWER
+    assert {finding.id for finding in evaluate(shot)} == {"driver.nvml-error"}
 
 
 def test_an_8_gpu_board_takes_a_bounded_number_of_calls(load: Load) -> None:

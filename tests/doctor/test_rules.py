@@ -127,6 +127,14 @@ def test_one_gb300_of_a_tray_in_a_container_is_still_a_tray(load: Load) -> None:
     assert ids(Snapshot((node,))) == {"gpu.subset"}
 
 
+def test_a_switched_board_of_an_unknown_chip_gets_no_verdict_instead_of_a_wrong_one(load: Load) -> None:
+    board = load("hgx-b300")
+    gpus = tuple(replace(gpu, name="NVIDIA R900") for gpu in board.nodes[0].gpus)
+    renamed = changed(board, gpus=gpus)
+    assert ids(renamed) == {"gpu.unknown-product"}
+    assert verdict(renamed).multicast == "unknown"
+
+
 # fabric
 
 
@@ -136,6 +144,40 @@ def test_0xaa_is_four_times_false_and_no_fault() -> None:
         mask.degraded_bandwidth or mask.route_recovery or mask.route_unhealthy or mask.access_timeout_recovery
     )
     assert HealthMask(0x19A).route_unhealthy
+
+
+def test_the_health_mask_is_read_with_the_bindings_shifts_and_values() -> None:
+    import pynvml
+
+    def mask(field: str, value: str) -> HealthMask:
+        shift = getattr(pynvml, f"NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_{field}")
+        return HealthMask(getattr(pynvml, f"NVML_GPU_FABRIC_HEALTH_MASK_{field}_{value}") << shift)
+
+    assert mask("DEGRADED_BW", "TRUE").degraded_bandwidth
+    assert mask("ROUTE_RECOVERY", "TRUE").route_recovery
+    assert mask("ROUTE_UNHEALTHY", "TRUE").route_unhealthy
+    assert mask("ACCESS_TIMEOUT_RECOVERY", "TRUE").access_timeout_recovery
+    assert mask("PARTITION_ASSIGNED", "FALSE").partition_unassigned
+    assert mask("GFM_STATE", "DISCONNECTED").manager_disconnected
+    assert mask("INCORRECT_CONFIGURATION", "NO_PARTITION").incorrect_configuration == 4
+
+
+@pytest.mark.parametrize(
+    ("mask", "found"),
+    [
+        (0x1AA, set()),
+        (0x51AA, set()),
+        (0x21AA, {"fabric.no-partition"}),
+        (0x81AA, {"fabric.manager-disconnected"}),
+        (0x4AA, {"fabric.unhealthy"}),
+        (0x1A9, {"fabric.degraded"}),
+    ],
+    ids=lambda value: hex(value) if isinstance(value, int) else "",
+)
+def test_each_bit_of_the_mask_has_its_finding(load: Load, mask: int, found: set[str]) -> None:
+    tray = load("gb300-nvl72-tray")
+    fabric = replace(tray.nodes[0].gpus[0].fabric, health_mask=mask)  # type: ignore[type-var]
+    assert ids(with_gpu(tray, 0, fabric=fabric)) == found
 
 
 def test_a_zero_uuid_is_healthy_on_a_board_and_a_fault_on_a_tray(load: Load) -> None:

@@ -11,7 +11,9 @@ from k3ctl.checks.view import ClusterView, NodeView
 
 TWO_DOMAINS = Source("https://github.com/vllm-project/vllm/issues/51986", "2026-08-13")
 DRIVER = Source(
-    "https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/", "2026-09", "one version per domain"
+    "https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/cmdservice.html",
+    "2026-09",
+    "!V! version mismatch",
 )
 NCCL = Source("https://github.com/NVIDIA/nccl/issues/2167", "2026-05-10")
 STALE_S = 900

@@ -12,7 +12,8 @@ from k3ctl.gpus.nvml import is_zero
 from k3ctl.gpus.types import Fabric, Gpu
 from k3ctl.host.values import NOT_CAPTURED
 
-FABRIC_API = Source("https://docs.nvidia.com/deploy/nvml-api/structnvmlGpuFabricInfo__v3__t.html", "2026-11")
+FABRIC_API = Source("https://docs.nvidia.com/deploy/nvml-api/structnvmlGpuFabricInfo__v3__t.html", "2026-01")
+FABRIC_MASK = Source("https://docs.nvidia.com/deploy/nvml-api/group__nvmlFabricDefs.html", "2026-01")
 STATUS_NOT_STATE = Source("https://github.com/Azure/azhpc-images/pull/506", "2026-03-28")
 PRODUCT_MEANING = Source("https://github.com/leptonai/gpud/pull/1108", "2025-10-16")
 NO_LOCAL_FM = Source("https://github.com/leptonai/gpud/pull/1106", "2025-10-15")
@@ -224,6 +225,38 @@ def degraded(view: NodeView) -> Iterator[Hit]:
         what += ["limited capacity"] * (fabric.health_summary == 3)
         if what and not unhealthy(gpu):
             yield Hit(f"{', '.join(what)} (health mask {fabric.health_mask:#x})", gpu.label)
+
+
+@rule(
+    "fabric.no-partition",
+    Severity.WARN,
+    Area.NVLINK,
+    "The driver says that the GPU is in no NVLink partition",
+    blocks="groups over this GPU, unless the whole rack is one default partition",
+    remedy="assign the GPU to a partition with the rack's NVLink management software, then reset it",
+    sources=(FABRIC_MASK,),
+    kinds=frozenset({Kind.NVL72}),
+)
+def no_partition(view: NodeView) -> Iterator[Hit]:
+    for gpu, fabric in _fabrics(view):
+        if HealthMask(fabric.health_mask).partition_unassigned:
+            yield Hit(f"health mask {fabric.health_mask:#x}", gpu.label)
+
+
+@rule(
+    "fabric.manager-disconnected",
+    Severity.WARN,
+    Area.NVLINK,
+    "The rack's fabric manager does not reach the GPU",
+    blocks="repair of routes after the next fault",
+    remedy="check the manager on the NVLink switch trays",
+    sources=(FABRIC_MASK,),
+    kinds=frozenset({Kind.NVL72}),
+)
+def manager_disconnected(view: NodeView) -> Iterator[Hit]:
+    for gpu, fabric in _fabrics(view):
+        if HealthMask(fabric.health_mask).manager_disconnected:
+            yield Hit(f"health mask {fabric.health_mask:#x}", gpu.label)
 
 
 @rule(

@@ -14,6 +14,9 @@ NVML_DEVICE = Source("https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQ
 GPU_MEMORY = Source(
     "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html", "2026-11", "row remapping"
 )
+RECOVERY_FLAGS = Source(
+    "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html", "2026-11"
+)
 RECOVERY = Source("https://github.com/utkuozdemir/nvidia_gpu_exporter/pull/448", "2026-07-06")
 GPU_IS_LOST = 15
 HW_THERMAL, HW_SLOWDOWN, POWER_BRAKE, SW_THERMAL = 0x40, 0x8, 0x80, 0x20
@@ -82,6 +85,22 @@ def subset(view: NodeView) -> Iterator[Hit]:
 
 
 @rule(
+    "gpu.unknown-product",
+    Severity.INFO,
+    Area.GPU,
+    "k3ctl does not know this product",
+    blocks="the verdict on fabric, domain and multicast",
+    remedy="update k3ctl; what does not depend on the product was judged",
+    sources=(NVML_DEVICE,),
+    kinds=frozenset({Kind.UNKNOWN}),
+)
+def unknown_product(view: NodeView) -> Iterator[Hit]:
+    names = dict.fromkeys(known(gpu.name, "") for gpu in view.node.present)
+    if any(names):
+        yield Hit(", ".join(filter(None, names)))
+
+
+@rule(
     "mig.enabled",
     Severity.FAIL,
     Area.GPU,
@@ -118,9 +137,8 @@ def unified(view: NodeView) -> Iterator[Hit]:
     Severity.WARN,
     Area.GPU,
     "A memory row remap waits for a reset",
-    blocks="trust in this GPU's memory until it is reset",
-    remedy="drain the GPU and reset it: `sudo nvidia-smi --gpu-reset -i INDEX`",
-    sources=(GPU_MEMORY,),
+    remedy="running work is not affected; drain and reset it when convenient: `sudo nvidia-smi -r -i INDEX`",
+    sources=(RECOVERY_FLAGS, GPU_MEMORY),
 )
 def remap_pending(view: NodeView) -> Iterator[Hit]:
     for gpu in view.node.present:
@@ -181,7 +199,7 @@ def _declare_recovery(id_: str, what: str) -> None:
         f"The driver asks for: {what}",
         blocks="any group that includes this GPU",
         remedy=f"drain the work on it, then do what the driver asks for: {what}",
-        sources=(RECOVERY, NVML_DEVICE),
+        sources=(RECOVERY_FLAGS, RECOVERY),
     )
     def check(view: NodeView) -> Iterator[Hit]:
         for gpu, action, name in _recovery(view, id_):

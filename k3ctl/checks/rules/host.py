@@ -72,7 +72,7 @@ def memlock(view: NodeView) -> Iterator[Hit]:
     "The open-file limit is low",
     blocks="many connections and shards at once",
     remedy="`ulimit -n 1048576`; LimitNOFILE=1048576 in systemd; `--ulimit nofile=1048576` in docker",
-    sources=(Source("https://docs.vllm.ai/en/latest/usage/troubleshooting.html", "2026-11"),),
+    sources=(Source("https://github.com/vllm-project/vllm/issues/7920", "2024-08-27"),),
     kinds=GPU_OR_UNKNOWN,
 )
 def nofile(view: NodeView) -> Iterator[Hit]:

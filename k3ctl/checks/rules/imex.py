@@ -16,6 +16,11 @@ ACROSS = "every group over more than one tray"
 RACK_OR_UNKNOWN = frozenset({Kind.NVL72, Kind.UNKNOWN})
 
 
+def _may_need_imex(view: NodeView) -> bool:
+    """A rack tray, or a capture that does not tell what GPUs there are."""
+    return view.product.kind is Kind.NVL72 or not view.node.gpus
+
+
 @rule(
     "imex.no-channel",
     Severity.WARN,
@@ -28,7 +33,7 @@ RACK_OR_UNKNOWN = frozenset({Kind.NVL72, Kind.UNKNOWN})
 )
 def no_channel(view: NodeView) -> Iterator[Hit]:
     imex = view.node.imex
-    if isinstance(imex, Imex) and not imex.channels:
+    if _may_need_imex(view) and isinstance(imex, Imex) and not imex.channels:
         yield Hit("/dev/nvidia-caps-imex-channels holds no channel")
 
 
@@ -45,7 +50,12 @@ def no_channel(view: NodeView) -> Iterator[Hit]:
 def service_inactive(view: NodeView) -> Iterator[Hit]:
     service = view.node.services.get("nvidia-imex")
     inside = view.node.virt == "container"
-    if service and service.active != "active" and not (inside and service.load == "not-found"):
+    if (
+        _may_need_imex(view)
+        and service
+        and service.active != "active"
+        and not (inside and service.load == "not-found")
+    ):
         yield Hit(f"nvidia-imex is {service.active} ({service.load})")
 
 

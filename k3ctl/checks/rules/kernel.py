@@ -9,8 +9,8 @@ from k3ctl.checks.view import NodeView
 from k3ctl.host.kernel_log import OFF_BUS_XID
 from k3ctl.host.types import Xid
 
-XID_DOC = Source("https://docs.nvidia.com/deploy/xid-errors/index.html", "2026-11")
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68})
+XID_DOC = Source("https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html", "2026-11")
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
 """Faults that a program can cause; the GPU itself is usually fine."""
 HARDWARE_XIDS = frozenset(
     {48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 136, 140, 143, 144, 145, 149, 150, 154}

@@ -8,7 +8,6 @@ from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
 from k3ctl.checks.view import ClusterView
 
 SSH = Source("https://man.openbsd.org/ssh", "2026-11", "exit status 255: ssh itself failed")
-IMEX_TIME = Source("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/", "2026-09")
 
 
 @rule(
@@ -60,7 +59,7 @@ def bad_report(cluster: ClusterView) -> Iterator[Hit]:
     "A host's clock differs from this one's",
     blocks="reading logs of several hosts side by side",
     remedy="synchronise the clocks (chrony, NTP)",
-    sources=(IMEX_TIME,),
+    sources=(SSH,),
     cluster=True,
 )
 def clock_skew(cluster: ClusterView) -> Iterator[Hit]:

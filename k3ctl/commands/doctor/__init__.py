@@ -120,7 +120,9 @@ def _here(*, probe: bool, probe_multicast: bool) -> Gathered:
     from k3ctl.gpus.collect import reading
 
     read = reading(probe=probe, probe_multicast=probe_multicast)
-    return Gathered(read.snapshot, {read.host.hostname: read.host})
+    asked_in_vain = (probe or probe_multicast) and read.host.probe is None
+    notes = ("nothing was probed: there is no GPU here",) if asked_in_vain else ()
+    return Gathered(read.snapshot, {read.host.hostname: read.host}, notes=notes)
 
 
 def _merged(words: list[str]) -> Gathered:
@@ -170,15 +172,7 @@ def _profile(name: str) -> Profile:
 
 
 def _profiles() -> list[Profile]:
-    """Every readable profile, for "can run here"; a broken file is for `k3ctl profiles list` to report.
-
-    None without pydantic and PyYAML: doctor then still judges the machine.
-    """
-    try:
-        import pydantic  # noqa: F401
-        import yaml  # noqa: F401
-    except ImportError:
-        return []
+    """Every readable profile, for "can run here"; a broken file is for `k3ctl profiles list` to report."""
     from k3ctl.profiles import loader
 
     out = []

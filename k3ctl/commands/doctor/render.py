@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from k3ctl.checks.finding import Rule, Severity
 from k3ctl.checks.report import Group, Report, Runnable, grouped
 from k3ctl.gpus.types import Node
-from k3ctl.host.types import Host
+from k3ctl.host.types import Host, Probe
 from k3ctl.output import Block, Lines, Table
 
 MARKS = {Severity.FAIL: "FAIL", Severity.WARN: "warn", Severity.INFO: "info", Severity.OK: "ok"}
@@ -30,6 +30,7 @@ def _head(report: Report) -> list[str]:
     lines = [_node_line(node, report.hosts.get(node.hostname)) for node in nodes[:4]]
     if len(nodes) > 4:
         lines.append(f"… and {len(nodes) - 4} more hosts")
+    lines += [_probe_line(name, host.probe) for name, host in report.hosts.items() if host.probe]
     v = report.verdict
     if v.gpu_count:
         lines.append(
@@ -37,6 +38,16 @@ def _head(report: Report) -> list[str]:
             f"largest K3 tensor-parallel size {v.k3_tp}, multicast {v.multicast}, IMEX {v.imex}"
         )
     return lines
+
+
+def _probe_line(name: str, probe: Probe) -> str:
+    rates = [copy.gb_s for copy in probe.copies if copy.gb_s is not None]
+    right = sum(bool(copy.correct) for copy in probe.copies)
+    span = f", {min(rates):.0f} to {max(rates):.0f} GB/s" if rates else ""
+    multicast = f", multicast memory: {probe.multicast}" if probe.multicast else ""
+    return (
+        f"probe on {name}: {right} of {len(probe.copies)} copies between GPUs arrived right{span}{multicast}"
+    )
 
 
 def _node_line(node: Node, host: Host | None) -> str:
