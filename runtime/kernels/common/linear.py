@@ -74,5 +74,7 @@ def row_stable_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def _tiled_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Return `x @ weight.T` of whole tiles x [M, R] and weight [O, R], adding inner blocks in order."""
+    if x.shape[1] <= INNER_BLOCK:
+        return F.linear(x, weight)
     blocks = zip(x.split(INNER_BLOCK, dim=1), weight.split(INNER_BLOCK, dim=1), strict=True)
     return reduce(torch.add, starmap(F.linear, blocks))
