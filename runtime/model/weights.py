@@ -35,6 +35,12 @@ def seeded_weights(config: K3Config, seed: int = 0) -> Iterator[tuple[str, Tenso
         yield TEXT_PREFIX + name, init(torch.randn(shape, generator=generator))
 
 
+def checkpoint_shapes(config: K3Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name without ``language_model.``, shape) of every weight of a checkpoint."""
+    for name, shape, _ in _inventory(config):
+        yield name, shape
+
+
 def load_module(module: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
     """Load checkpoint tensors (names after ``language_model.``) into the parameters of ``module``.
 
@@ -194,4 +200,4 @@ def _mtp(c: K3Config, index: int) -> Iterator[tuple[str, tuple[int, ...], Init]]
     yield from _block(c, index, p)
 
 
-__all__ = ["load_module", "missing_weights", "seeded_weights"]
+__all__ = ["checkpoint_shapes", "load_module", "missing_weights", "seeded_weights"]

@@ -1,0 +1,84 @@
+"""``k3ctl verify``: prove that the specialized decode path runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from k3ctl.errors import ExitCode, UsageError
+from k3ctl.output import Block, CommandResult, Lines, Table
+
+if TYPE_CHECKING:
+    from k3ctl.verdict.judge import Drive, Verdict
+
+EPILOG = (
+    "Examples: `k3ctl verify` · `k3ctl verify --url http://127.0.0.1:8000 --rows 8` · "
+    "`k3ctl verify --require consistent`"
+)
+SCHEMA = "k3ctl.verify/1"
+REQUIREMENTS = ("proved", "consistent")
+
+
+def register(app: typer.Typer, command: Callable[..., Any]) -> None:
+    """Add ``verify``."""
+    command(app, "verify", epilog=EPILOG)(verify)
+
+
+def verify(
+    url: Annotated[str | None, typer.Option(help="Server root, e.g. http://127.0.0.1:8000.")] = None,
+    run: Annotated[str | None, typer.Option(help="Run id (see `k3ctl ps`). Default: the newest live run.")] = None,
+    rows: Annotated[int, typer.Option(min=2, max=512, help="Concurrent requests of the batch drive.")] = 4,
+    tokens: Annotated[int, typer.Option(min=4, max=8192, help="Tokens per request.")] = 48,
+    require: Annotated[str, typer.Option(help="Weakest grade that exits 0: proved or consistent.")] = "proved",
+) -> CommandResult:
+    """Drive decodes, count the path each step took, and say whether the fast path is really running.
+
+    Exit 0 when the required grade is reached, 1 when not, 4 when the server is gone.
+    """
+    from k3ctl.verdict import check
+    from k3ctl.verdict.judge import Grade
+
+    if require not in REQUIREMENTS:
+        raise UsageError(f"`--require {require}` is not one of {', '.join(REQUIREMENTS)}")
+    target = check.target(url, run)
+    verdict = check.check(target, rows=rows, tokens=tokens)
+    enough = {Grade.PROVED} if require == "proved" else {Grade.PROVED, Grade.CONSISTENT}
+    return CommandResult(
+        schema=SCHEMA,
+        data={"url": target.url, "run": target.run_id, "require": require, **check.as_data(verdict)},
+        blocks=blocks(target.url, verdict),
+        exit_code=ExitCode.OK if verdict.grade in enough else ExitCode.FAILED,
+    )
+
+
+def blocks(url: str, verdict: Verdict) -> list[Block]:
+    """The verdict for people."""
+    lines = [f"{url}: {verdict.grade} — {verdict.statement}"]
+    if verdict.reason:
+        lines.append(f"reason: {verdict.reason}")
+    if verdict.remedy:
+        lines.append(f"hint: {verdict.remedy}")
+    lines += [f"note: {note}" for note in verdict.notes]
+    rows = [row for drive in verdict.drives for row in _rows(drive)]
+    if not rows:
+        return [Lines(lines)]
+    columns = ("batch", "path", "content", "mode", "reason", "steps", "rows", "tokens")
+    return [Lines(lines), Table(columns, rows, right=frozenset({"batch", "steps", "rows", "tokens"}))]
+
+
+def _rows(drive: Drive) -> list[list[str]]:
+    return [
+        [
+            str(drive.rows),
+            key.path,
+            key.kind,
+            key.mode,
+            key.reason or "-",
+            f"{count.steps:.0f}",
+            f"{count.rows:.0f}",
+            f"{count.tokens:.0f}",
+        ]
+        for key, count in sorted(drive.steps.items(), key=lambda item: -item[1].steps)
+    ]

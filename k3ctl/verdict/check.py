@@ -1,0 +1,98 @@
+"""From a server or run to a verdict: the entry point of ``verify``, ``serve`` and ``demo``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from k3ctl.engine import rundir
+from k3ctl.engine.client import Client
+from k3ctl.errors import UsageError
+from k3ctl.verdict import probe
+from k3ctl.verdict.judge import Drive, Evidence, Verdict, judge
+
+SWITCH = "--additional-config"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server to judge. ``requested``: its launch asked for the specialized path (None: not known)."""
+
+    url: str
+    run_id: str | None = None
+    requested: bool | None = None
+
+
+def target(url: str | None, run_id: str | None) -> Target:
+    """The server meant by ``--url`` or ``--run``, by default the newest live run.
+
+    Raises:
+        UsageError: both were given, or no run is live.
+    """
+    if url and run_id:
+        raise UsageError("`--url` and `--run` exclude each other")
+    if url:
+        return Target(url.rstrip("/").removesuffix("/v1"))
+    run = rundir.find(run_id) if run_id else rundir.latest_live()
+    if run is None:
+        raise UsageError("no live run on this machine", hint="start one with `k3ctl serve`, or give `--url`")
+    return Target(run.url, run.id, _requested(run.argv))
+
+
+def check(server: Target, *, rows: int = 4, tokens: int = 48, api_key: str | None = None) -> Verdict:
+    """Drive the server at batch 1 and at ``rows``, and judge.
+
+    Raises:
+        EngineError: the server is gone or answers errors.
+    """
+    client = Client(server.url, api_key=api_key)
+    model = probe.served_model(client)
+    probe.warm_up(client, model)
+    phases = [probe.drive(client, model, 1, tokens), probe.drive(client, model, rows, tokens)]
+    return judge(Evidence(phases, server.requested))
+
+
+def as_data(verdict: Verdict) -> Mapping[str, Any]:
+    """The verdict for scripts."""
+    return {
+        "verdict": verdict.grade.value,
+        "statement": verdict.statement,
+        "specialized_share": verdict.share,
+        "reason": verdict.reason,
+        "remedy": verdict.remedy,
+        "notes": list(verdict.notes),
+        "drives": [_drive_data(drive) for drive in verdict.drives],
+    }
+
+
+def _drive_data(drive: Drive) -> Mapping[str, Any]:
+    return {
+        "rows": drive.rows,
+        "tokens": drive.tokens,
+        "specialized_share": drive.share,
+        "step_ms": drive.step_ms,
+        "steps": [
+            {
+                "path": key.path,
+                "kind": key.kind,
+                "mode": key.mode,
+                "reason": key.reason,
+                "steps": count.steps,
+                "rows": count.rows,
+                "tokens": count.tokens,
+            }
+            for key, count in drive.steps.items()
+        ],
+    }
+
+
+def _requested(argv: tuple[str, ...]) -> bool | None:
+    for flag, value in zip(argv, argv[1:], strict=False):
+        if flag == SWITCH:
+            try:
+                return bool(json.loads(value).get("decode_backend") == "latency_specialized")
+            except (ValueError, AttributeError):
+                return None
+    return False

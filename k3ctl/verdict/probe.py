@@ -1,0 +1,136 @@
+"""Drives a server and reads its counters before and after: the only I/O of a verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from k3ctl.engine.client import BadAnswer, Client, Unreachable
+from k3ctl.errors import EngineError, UsageError
+from k3ctl.telemetry.witness import WorkerPage, workers_of_table
+from k3ctl.verdict.judge import Phase
+
+SETTLE_S = 5.0
+"""How long counters may lag behind a finished request."""
+POLL_S = 0.1
+REQUEST_TIMEOUT_S = 300.0
+PROMPT_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class _Reading:
+    pages: Mapping[int, WorkerPage]
+    generated: float | None
+    prompted: float | None
+    busy: bool
+
+
+def served_model(client: Client) -> str:
+    """Name of the first model the server offers.
+
+    Raises:
+        Unreachable: nobody answers.
+        UsageError: the server offers no model.
+    """
+    answer = client.json("/v1/models")
+    try:
+        return str(answer["data"][0]["id"])
+    except (KeyError, IndexError, TypeError):
+        raise UsageError(f"`{client.url}/v1/models` lists no model", hint="is this a vLLM server?") from None
+
+
+def drive(client: Client, model: str, rows: int, tokens: int) -> Phase:
+    """Send ``rows`` concurrent requests of ``tokens`` tokens each and read the counters around them.
+
+    Raises:
+        EngineError: the server stopped answering, or answered an error.
+    """
+    before = _read(client)
+    started = time.monotonic()
+    with ThreadPoolExecutor(rows) as pool:
+        usages = list(pool.map(lambda row: _complete(client, model, row, tokens), range(rows)))
+    seconds = time.monotonic() - started
+    generated = sum(u["completion_tokens"] for u in usages)
+    prompted = sum(u["prompt_tokens"] for u in usages)
+    after = _settled(client, before, generated)
+    return Phase(
+        rows=rows,
+        generated=generated,
+        prompted=prompted,
+        seconds=seconds,
+        served_generated=_difference(before.generated, after.generated),
+        served_prompted=_difference(before.prompted, after.prompted),
+        busy_before=before.busy,
+        before=before.pages,
+        after=after.pages,
+    )
+
+
+def warm_up(client: Client, model: str) -> None:
+    """One token, so that first-use costs stay out of the drive, and so that a dead engine shows before it."""
+    client.canary(model, timeout_s=REQUEST_TIMEOUT_S)
+    reading = _read(client)
+    deadline = time.monotonic() + SETTLE_S
+    while reading.busy and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        reading = _read(client)
+
+
+def _complete(client: Client, model: str, row: int, tokens: int) -> Mapping[str, int]:
+    # distinct prompts: a shared prefix would turn prefills into cache hits and make runs incomparable
+    prompt = [7 + (row * PROMPT_TOKENS + i) % 200 for i in range(PROMPT_TOKENS)]
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    answer = client.json("/v1/completions", body, timeout_s=REQUEST_TIMEOUT_S)
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    if not isinstance(usage, dict) or not {"prompt_tokens", "completion_tokens"} <= usage.keys():
+        raise EngineError(f"`{client.url}/v1/completions` answered without a token count")
+    return usage
+
+
+def _read(client: Client) -> _Reading:
+    pages = {page.rank: page for page in witness_pages(client)}
+    try:
+        load = client.load()
+    except BadAnswer:
+        return _Reading(pages, None, None, False)
+    return _Reading(pages, load.generated_tokens, load.prompt_tokens, load.running + load.waiting > 0)
+
+
+def witness_pages(client: Client) -> tuple[WorkerPage, ...]:
+    """Every worker's page; none when the server has no witness.
+
+    Raises:
+        Unreachable: nobody answers.
+    """
+    try:
+        return workers_of_table(client.json("/k3/witness"))
+    except Unreachable:
+        raise
+    except (BadAnswer, ValueError):
+        return ()
+
+
+def _settled(client: Client, before: _Reading, generated: int) -> _Reading:
+    """The first reading in which the server has counted what it sent us (or the last one before the deadline)."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        reading = _read(client)
+        counted = _difference(before.generated, reading.generated)
+        if (counted is None or counted >= generated) and not reading.busy:
+            return reading
+        if time.monotonic() > deadline:
+            return reading
+        time.sleep(POLL_S)
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before

@@ -1,0 +1,244 @@
+"""Create ``.venv`` with what k3ctl needs: ``setup_env.py {cpu,dev,gpu}``. Standard library only; safe to repeat.
+
+cpu   the engine without kernels (official vLLM from its source distribution), CPU torch, GuideLLM, k3ctl
+dev   cpu and the tools the tests need
+gpu   the CUDA engine from its published wheel, GuideLLM, k3ctl (on a GPU host)
+
+Every finished step leaves a stamp of its inputs, so that an interrupted run goes on where it stopped and a repeated
+one does nothing. Everything pip prints goes to ``.venv/setup.log``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VLLM = "0.33.0"
+TORCH = "2.13.0"
+FREE_DISK_GB = {"cpu": 4, "dev": 4, "gpu": 15}
+
+# vLLM's requirements that the CPU engine does without. torch comes first and by itself; the rest are CUDA builds that
+# cannot load beside a CPU torch, or serve video.
+LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec", "triton", "xgrammar", "opencv-python-headless"}
+# imported by vLLM's runner although its own metadata of an engine without kernels does not list it
+ADDED = ["numba==0.65.0"]
+XGRAMMAR = "xgrammar==0.2.8"  # installed without its requirement triton (1 GB)
+BUILD = ["setuptools<81", "setuptools_scm", "setuptools_rust", "wheel", "packaging"]
+
+HINTS = (
+    ("No module named ensurepip", "install the venv module, e.g. `apt-get install python3-venv`"),
+    ("ensurepip is not", "install the venv module, e.g. `apt-get install python3-venv`"),
+    ("Python.h", "install the Python headers, e.g. `apt-get install python3-dev build-essential`"),
+    ("command 'gcc' failed", "install a C compiler, e.g. `apt-get install build-essential`"),
+    ("command 'g++' failed", "install a C++ compiler, e.g. `apt-get install build-essential`"),
+    ("No space left on device", "free some disk space and run the same command again"),
+    ("Temporary failure in name resolution", "no package index can be reached: check the network or pip's index-url"),
+    ("Failed to establish a new connection", "no package index can be reached: check the network or pip's index-url"),
+    ("Read timed out", "the package index is slow or unreachable: run the same command again"),
+)
+
+
+class SetupError(Exception):
+    """What failed and what to do."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: what it installs (``inputs`` decide whether it is up to date) and how."""
+
+    name: str
+    inputs: str
+    run: Callable[[], None]
+
+
+class Environment:
+    """A virtual environment with its log and stamps."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.python = path / "bin" / "python"
+        self.log = path / "setup.log"
+        self.stamp_file = path / "setup.json"
+
+    def create(self) -> None:
+        """Make the environment, or make it anew when it is broken or of another Python."""
+        wanted = f"{sys.version_info.major}.{sys.version_info.minor}"
+        if self.path.exists():
+            probe = [self.python, "-c", "import sys,pip; print('%d.%d' % sys.version_info[:2])"]
+            found = subprocess.run(probe, capture_output=True, text=True) if self.python.exists() else None
+            if found is not None and found.returncode == 0 and found.stdout.strip() == wanted:
+                return
+            print(f"  {self.path.name} is broken or of another Python: made anew")
+            shutil.rmtree(self.path)
+        made = subprocess.run([sys.executable, "-m", "venv", self.path], capture_output=True, text=True)
+        if made.returncode:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise SetupError(explain("python -m venv failed", made.stdout + made.stderr))
+
+    def stamps(self) -> dict[str, str]:
+        """Digests of the finished steps."""
+        try:
+            return dict(json.loads(self.stamp_file.read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def mark(self, step: Step) -> None:
+        """Remember that ``step`` is done."""
+        stamps = self.stamps() | {step.name: digest(step.inputs)}
+        scratch = self.stamp_file.with_suffix(".tmp")
+        scratch.write_text(json.dumps(stamps, indent=1))
+        scratch.replace(self.stamp_file)
+
+    def pip(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        """``pip install …`` into the environment, output to the log."""
+        command = [str(self.python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments]
+        with self.log.open("ab") as log:
+            log.write(f"\n$ {' '.join(command)}\n".encode())
+            log.flush()
+            start = log.tell()
+            code = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, **(env or {})}).returncode
+        if code:
+            said = self.log.read_bytes()[start:].decode(errors="replace")
+            raise SetupError(explain(f"pip failed (log: {self.log})", said))
+
+    def output(self, code: str) -> str:
+        """Run Python code in the environment."""
+        return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def explain(what: str, output: str) -> str:
+    """The failing line and, for a known cause, what to do."""
+    errors = [line.strip() for line in output.splitlines() if "error" in line.lower()]
+    lines = [f"error: {what}", *(f"  {line[:300]}" for line in errors[-3:])]
+    for pattern, hint in HINTS:
+        if pattern in output:
+            return "\n".join([*lines, f"hint: {hint}"])
+    return "\n".join(lines)
+
+
+def digest(text: str) -> str:
+    """Short digest of a step's inputs."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def engine_requirements(env: Environment) -> list[str]:
+    """What the installed vLLM asks for, less what the CPU engine does without."""
+    code = (
+        "from importlib.metadata import requires\nfrom packaging.requirements import Requirement\n"
+        "for r in map(Requirement, requires('vllm')):\n"
+        "    if r.marker is None or r.marker.evaluate({'extra': ''}): r.marker = None; print(r.name + '\\t' + str(r))"
+    )
+    rows = [line.split("\t") for line in env.output(code).splitlines()]
+    return [text for name, text in rows if name.lower().replace("_", "-") not in LEFT_OUT] + ADDED
+
+
+def cpu_steps(env: Environment, torch_index: str | None, extras: str) -> list[Step]:
+    """The order matters: torch before anything that would pull a CUDA build, vLLM before its requirements."""
+    constraints = ROOT / "requirements" / "constraints-cpu.txt"
+    pinned = ["-c", str(constraints)]
+    index = ["--extra-index-url", torch_index] if torch_index else []
+    build_env = {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": VLLM}
+
+    def torch() -> None:
+        env.pip(f"torch=={TORCH}", *index, *pinned)
+
+    def build() -> None:
+        env.pip(*BUILD, *pinned)
+
+    def engine() -> None:
+        # the source distribution, without build isolation: an isolated build would fetch a CUDA torch to build with
+        env.pip("--no-deps", "--no-build-isolation", "--no-binary", "vllm", f"vllm=={VLLM}", env=build_env)
+
+    def requirements() -> None:
+        env.pip("--no-deps", XGRAMMAR)
+        extra = f"{ROOT}[{extras}]"
+        env.pip(*engine_requirements(env), f"torch=={TORCH}", "-e", extra, *index, *pinned)
+
+    text = constraints.read_text() + (ROOT / "pyproject.toml").read_text() + extras + str(ROOT)
+    return [
+        Step("torch (CPU)", TORCH + str(torch_index), torch),
+        Step("build tools", " ".join(BUILD), build),
+        Step(f"vLLM {VLLM} without kernels", VLLM, engine),
+        Step(f"requirements and k3ctl[{extras}]", text + XGRAMMAR + " ".join(ADDED), requirements),
+    ]
+
+
+def gpu_steps(env: Environment) -> list[Step]:
+    """The published wheel and its CUDA requirements."""
+    inputs = (ROOT / "pyproject.toml").read_text() + str(ROOT)
+    return [Step("vLLM for CUDA, GuideLLM, k3ctl", inputs, lambda: env.pip("-e", f"{ROOT}[gpu,bench]"))]
+
+
+def run(env: Environment, steps: Sequence[Step]) -> None:
+    """Run the steps that are not up to date. A later step is redone when an earlier one was."""
+    redo = False
+    for step in steps:
+        if not redo and env.stamps().get(step.name) == digest(step.inputs):
+            continue
+        redo = True
+        started = time.monotonic()
+        print(f"  {step.name} …", flush=True)
+        step.run()
+        env.mark(step)
+        print(f"  {step.name}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+def check_machine(mode: str, venv: Path) -> None:
+    """Fail early, in one line."""
+    if sys.version_info < (3, 11):
+        raise SetupError(
+            f"error: Python {sys.version.split()[0]} is too old\n"
+            "hint: k3ctl needs Python 3.11 or newer: `make … PYTHON=python3.12`"
+        )
+    if sys.platform != "linux":
+        raise SetupError(f"error: vLLM does not run on {sys.platform}\nhint: use a Linux machine or container")
+    free_gb = shutil.disk_usage(venv.parent).free / 1e9
+    if not venv.exists() and free_gb < FREE_DISK_GB[mode]:
+        raise SetupError(
+            f"error: {free_gb:.1f} GB free in {venv.parent}, {FREE_DISK_GB[mode]} GB needed\nhint: free some space"
+        )
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=["cpu", "dev", "gpu"])
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
+    parser.add_argument("--torch-index", default=os.environ.get("TORCH_INDEX"), help="index with CPU builds of torch")
+    args = parser.parse_args()
+    venv = args.venv.resolve()
+    try:
+        check_machine(args.mode, venv)
+        with (venv.parent / f".{venv.name.lstrip('.')}.setup.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits, then finds everything done
+            env = Environment(venv)
+            env.create()
+            if args.mode == "gpu":
+                steps = gpu_steps(env)
+            else:
+                # a test environment serves the demo as well: never shrink it
+                full = args.mode == "dev" or any("bench,dev" in name for name in env.stamps())
+                steps = cpu_steps(env, args.torch_index or None, "bench,dev" if full else "bench")
+            run(env, steps)
+    except SetupError as error:
+        print(error, file=sys.stderr)
+        return 3
+    except KeyboardInterrupt:
+        print("interrupted: run the same command again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

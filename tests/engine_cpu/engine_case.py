@@ -1,0 +1,46 @@
+"""Child process of the engine tests: builds vLLM in-process, generates, prints one JSON line. argv: case as JSON.
+
+``{"engine": {LLM arguments}, "prompts": [[ids]], "max_tokens": [n], "repeat": r, "temperature": t, "same_prompt": n}``
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+
+def main() -> None:
+    case = json.loads(sys.argv[1])
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        load_format="k3_seeded",
+        dtype="float32",
+        enforce_eager=True,
+        kv_cache_memory_bytes=case["engine"].pop("kv_cache_memory_bytes", 256 << 20),
+        max_num_seqs=16,
+        disable_log_stats=False,
+        worker_extension_cls="runtime.engine.worker.WitnessExtension",
+        **case["engine"],
+    )
+    prompts = [{"prompt_token_ids": ids} for ids in case["prompts"]]
+    sampling = [
+        SamplingParams(temperature=case.get("temperature", 0), max_tokens=n, ignore_eos=True, logprobs=1)
+        for n in case["max_tokens"]
+    ]
+    outputs = []
+    for _ in range(case.get("repeat", 1)):
+        for request, out in zip(case["prompts"], llm.generate(prompts, sampling, use_tqdm=False), strict=True):
+            tokens = list(out.outputs[0].token_ids)
+            logprobs = [step[token].logprob for step, token in zip(out.outputs[0].logprobs, tokens, strict=True)]
+            outputs.append({"prompt": request, "tokens": tokens, "logprobs": logprobs})
+    metrics = {}
+    for metric in llm.get_metrics():
+        value = getattr(metric, "value", getattr(metric, "values", None))
+        if isinstance(value, int | float | list):
+            metrics[metric.name] = value
+    print("RESULT" + json.dumps({"outputs": outputs, "metrics": metrics, "witness": llm.collective_rpc("k3_witness")}))
+
+
+if __name__ == "__main__":
+    main()
