@@ -68,7 +68,7 @@ def serve(
 
     resolved = resolve(loader.load(profile), parse_set(overrides or []), os.environ)
     signal.signal(signal.SIGTERM, _terminated)
-    tell = _Narrator()
+    tell = Narrator()
     engine = launch.launch(resolved, host=host, port=port)
     try:
         warnings = _warn(resolved, engine.run)
@@ -95,7 +95,7 @@ def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 
-def _stay(engine: RunningEngine, tell: _Narrator, warnings: list[str]) -> CommandResult:
+def _stay(engine: RunningEngine, tell: Narrator, warnings: list[str]) -> CommandResult:
     """Wait for the end of the engine, telling what the watch finds."""
     from k3ctl.engine.launch import failure
 
@@ -112,7 +112,7 @@ def _stay(engine: RunningEngine, tell: _Narrator, warnings: list[str]) -> Comman
     return _result(run, warnings)
 
 
-def _stopped(engine: RunningEngine, tell: _Narrator, interrupted: bool) -> CommandResult:
+def _stopped(engine: RunningEngine, tell: Narrator, interrupted: bool) -> CommandResult:
     """Stop gracefully; another Ctrl-C or SIGTERM makes it firm."""
     tell.line("stopping; again to stop at once" if interrupted else "stopping")
     while True:
@@ -150,7 +150,7 @@ def _result(
     return CommandResult("k3ctl.serve/1", as_data(run) | {"notes": warnings}, blocks, code)
 
 
-class _Narrator:
+class Narrator:
     """Tells a start on stderr: a line per stage, a counter in place on a terminal."""
 
     def __init__(self) -> None:
@@ -159,9 +159,11 @@ class _Narrator:
         self._told = 0.0
 
     def line(self, text: str) -> None:
+        """One line."""
         output.note(text)
 
     def stage(self, stage: Stage) -> None:
+        """A new stage, or a counter that moved."""
         now = time.monotonic()
         text = f"{now - self._since:6.1f} s  {stage}"
         if stage.name != self._stage or now - self._told > REPEAT_S:

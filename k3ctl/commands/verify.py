@@ -28,10 +28,14 @@ def register(app: typer.Typer, command: Callable[..., Any]) -> None:
 
 def verify(
     url: Annotated[str | None, typer.Option(help="Server root, e.g. http://127.0.0.1:8000.")] = None,
-    run: Annotated[str | None, typer.Option(help="Run id (see `k3ctl ps`). Default: the newest live run.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Run id (see `k3ctl ps`). Default: the newest live run.")
+    ] = None,
     rows: Annotated[int, typer.Option(min=2, max=512, help="Concurrent requests of the batch drive.")] = 4,
     tokens: Annotated[int, typer.Option(min=4, max=8192, help="Tokens per request.")] = 48,
-    require: Annotated[str, typer.Option(help="Weakest grade that exits 0: proved or consistent.")] = "proved",
+    require: Annotated[
+        str, typer.Option(help="Weakest grade that exits 0: proved or consistent.")
+    ] = "proved",
 ) -> CommandResult:
     """Drive decodes, count the path each step took, and say whether the fast path is really running.
 

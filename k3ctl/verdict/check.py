@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from k3ctl.engine import rundir
@@ -89,7 +90,7 @@ def _drive_data(drive: Drive) -> Mapping[str, Any]:
 
 
 def _requested(argv: tuple[str, ...]) -> bool | None:
-    for flag, value in zip(argv, argv[1:], strict=False):
+    for flag, value in pairwise(argv):
         if flag == SWITCH:
             try:
                 return bool(json.loads(value).get("decode_backend") == "latency_specialized")

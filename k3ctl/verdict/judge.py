@@ -141,7 +141,9 @@ def _counted(evidence: Evidence, drives: Sequence[Drive]) -> Verdict:
     pages = list(evidence.phases[0].after.values())
     restarted = [r for phase in evidence.phases for r, c in phase.counts().items() if c is None]
     if restarted:
-        return Verdict(Grade.UNKNOWN, "a worker restarted during the drive", remedy="run verify again", drives=drives)
+        return Verdict(
+            Grade.UNKNOWN, "a worker restarted during the drive", remedy="run verify again", drives=drives
+        )
     shares = {engagement(c or {}) for c in evidence.phases[0].counts().values()}
     if shares == {None}:
         return Verdict(
@@ -158,7 +160,9 @@ def _counted(evidence: Evidence, drives: Sequence[Drive]) -> Verdict:
             drives=drives,
         )
     share = drives[0].share or 0.0
-    notes = tuple(f"rank {p.rank}: vLLM {p.vllm} is not a build the witness knows" for p in pages if not p.known_build)
+    notes = tuple(
+        f"rank {p.rank}: vLLM {p.vllm} is not a build the witness knows" for p in pages if not p.known_build
+    )
     if share >= PROVED_SHARE:
         grade = Grade.CONSISTENT if notes else Grade.PROVED
         return Verdict(grade, _engaged_statement(drives), share, drives=drives, notes=notes)

@@ -30,16 +30,23 @@ def main() -> None:
     ]
     outputs = []
     for _ in range(case.get("repeat", 1)):
-        for request, out in zip(case["prompts"], llm.generate(prompts, sampling, use_tqdm=False), strict=True):
+        for request, out in zip(
+            case["prompts"], llm.generate(prompts, sampling, use_tqdm=False), strict=True
+        ):
             tokens = list(out.outputs[0].token_ids)
-            logprobs = [step[token].logprob for step, token in zip(out.outputs[0].logprobs, tokens, strict=True)]
+            logprobs = [
+                step[token].logprob for step, token in zip(out.outputs[0].logprobs, tokens, strict=True)
+            ]
             outputs.append({"prompt": request, "tokens": tokens, "logprobs": logprobs})
     metrics = {}
     for metric in llm.get_metrics():
         value = getattr(metric, "value", getattr(metric, "values", None))
         if isinstance(value, int | float | list):
             metrics[metric.name] = value
-    print("RESULT" + json.dumps({"outputs": outputs, "metrics": metrics, "witness": llm.collective_rpc("k3_witness")}))
+    print(
+        "RESULT"
+        + json.dumps({"outputs": outputs, "metrics": metrics, "witness": llm.collective_rpc("k3_witness")})
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,11 @@ LOGPROB_TOLERANCE = 2e-4
 SPECIALIZED = {"decode_backend": "latency_specialized"}
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 # twelve lengths around chunk and block limits, and two repetitive prompts for n-gram drafts
-PROMPTS = [*prompts([1, 3, 7, 17, 40, 63, 64, 65, 130, 200, 333, 5]), prompts([4])[0] * 6, prompts([9])[0] * 6]
+PROMPTS = [
+    *prompts([1, 3, 7, 17, 40, 63, 64, 65, 130, 200, 333, 5]),
+    prompts([4])[0] * 6,
+    prompts([9])[0] * 6,
+]
 MAX_TOKENS = [12 + 5 * (i % 7) for i in range(len(PROMPTS))]
 COMMON = {"max_model_len": 512, "max_num_batched_tokens": 64}
 
@@ -101,7 +105,10 @@ def test_every_token_equals_the_reference(
     if repeat > 1:
         assert metrics["vllm:prefix_cache_hits"] > 0
     if "speculative_config" in engine:
-        drafts, accepted = metrics["vllm:spec_decode_num_draft_tokens"], metrics["vllm:spec_decode_num_accepted_tokens"]
+        drafts, accepted = (
+            metrics["vllm:spec_decode_num_draft_tokens"],
+            metrics["vllm:spec_decode_num_accepted_tokens"],
+        )
         assert 0 < accepted < drafts
     if engine.get("additional_config"):
         assert counted["specialized", ""] > 0
@@ -154,5 +161,7 @@ def _assert_frequencies(drawn: list[int], expected: torch.Tensor) -> None:
 
 
 def test_an_unknown_decode_backend_is_refused_by_name(run_case: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(AssertionError, match="decode_backend must be one of auto, latency_specialized; got 'fast'"):
+    with pytest.raises(
+        AssertionError, match="decode_backend must be one of auto, latency_specialized; got 'fast'"
+    ):
         run_case({**COMMON, "additional_config": {"decode_backend": "fast"}}, prompts=[[1]], max_tokens=[1])

@@ -21,7 +21,9 @@ def sizes() -> dict[str, int]:
     size = {n: _size(s) for n, s in layer}
     experts = sum(v for n, v in size.items() if ".experts." in n)
     moe_rest = sum(v for n, v in size.items() if ".block_sparse_moe." in n and ".experts." not in n)
-    kda = sum(v for n, v in size.items() if ".self_attn." in n and "conv1d" not in n)  # as the public count does
+    kda = sum(
+        v for n, v in size.items() if ".self_attn." in n and "conv1d" not in n
+    )  # as the public count does
     mla_one = replace(FULL_SIZE, num_hidden_layers=1, kda_layers=frozenset())
     named = {n: _size(s) for n, s in checkpoint_shapes(mla_one)}
     mla = sum(v for n, v in named.items() if ".self_attn." in n)

@@ -16,7 +16,9 @@ def t(*values: float, dtype: object = torch.int64):
 def test_slots_follow_block_table_and_position() -> None:
     table = torch.tensor([[5, 9], [2, 4]], dtype=torch.int32)
     slots = torch.full((6,), 7)
-    cpu_ops.compute_slot_mapping_kernel_impl(t(0, 2, 5, dtype=torch.int32), t(15, 16, 0, 1, 17), table, slots, 16)
+    cpu_ops.compute_slot_mapping_kernel_impl(
+        t(0, 2, 5, dtype=torch.int32), t(15, 16, 0, 1, 17), table, slots, 16
+    )
     assert slots[:5].tolist() == [5 * 16 + 15, 9 * 16, 2 * 16, 2 * 16 + 1, 4 * 16 + 1]
 
 
@@ -48,13 +50,17 @@ def test_gumbel_sampling_follows_the_softmax_and_its_seed() -> None:
 )
 def test_greedy_verification(drafts: list[int], target: list[int], expected: list[int]) -> None:
     out = torch.full((1, 4), -1)
-    cpu_ops.rejection_greedy_sample_kernel_impl(out, t(3), t(*drafts), t(*target), torch.tensor([[9]]), None, 3)
+    cpu_ops.rejection_greedy_sample_kernel_impl(
+        out, t(3), t(*drafts), t(*target), torch.tensor([[9]]), None, 3
+    )
     assert out[0].tolist() == expected
 
 
 def test_a_request_without_drafts_gets_its_bonus_token() -> None:
     out = torch.full((2, 3), -1)
-    cpu_ops.rejection_greedy_sample_kernel_impl(out, t(0, 2), t(4, 5), t(4, 6), torch.tensor([[8], [9]]), None, 2)
+    cpu_ops.rejection_greedy_sample_kernel_impl(
+        out, t(0, 2), t(4, 5), t(4, 6), torch.tensor([[8], [9]]), None, 2
+    )
     assert out.tolist() == [[8, -1, -1], [4, 6, -1]]
 
 
@@ -99,7 +105,9 @@ def test_the_next_token_is_the_last_valid_one_or_the_backup() -> None:
 
 def test_rejected_drafts_move_the_sampled_row_back() -> None:
     rejected, index = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int32)
-    cpu_ops.eagle_prepare_inputs_padded_kernel_impl(t(3, 3), t(2, 1), t(0, 4, 5, dtype=torch.int32), index, rejected, 2)
+    cpu_ops.eagle_prepare_inputs_padded_kernel_impl(
+        t(3, 3), t(2, 1), t(0, 4, 5, dtype=torch.int32), index, rejected, 2
+    )
     assert rejected.tolist() == [2, 0]
     assert index.tolist() == [1, 4]
 

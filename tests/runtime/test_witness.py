@@ -58,7 +58,9 @@ def test_a_reader_never_sees_half_a_page(tmp_path: Path) -> None:
         writer.join()
 
 
-@pytest.mark.parametrize("content", ["", '{"schema": "k3.witness/1", "st', "[]", '{"schema":"other"}', "\x00\xff"])
+@pytest.mark.parametrize(
+    "content", ["", '{"schema": "k3.witness/1", "st', "[]", '{"schema":"other"}', "\x00\xff"]
+)
 def test_a_torn_or_foreign_page_is_skipped(tmp_path: Path, content: str) -> None:
     make(tmp_path).publish()
     (tmp_path / "rank1.json").write_text(content)
