@@ -1,1 +1,1 @@
-"""Plan a deployment before anything loads: rules, memory, batch budget, speed estimates, selection, rendering."""
+"""Plan a deployment before anything loads: rules, memory, budget, speed estimates, selection, rendering."""

@@ -1,4 +1,4 @@
-"""The memory plan of one rank: what takes how much, what is left for the cache, how many sequences that holds."""
+"""The memory plan of one rank: what takes how much, what is left for the cache, how many sequences fit."""
 
 from __future__ import annotations
 
