@@ -16,7 +16,7 @@ from k3ctl.planning import budget
 from k3ctl.planning.hardware import PRODUCTS, Hardware
 from k3ctl.planning.kvcache import CacheSettings
 from k3ctl.planning.memory import DRAFTER_MLA_LAYERS, GIB, MAX_POSITIONS, Settings
-from k3ctl.planning.shape import BF16, FP32, is_k3_moe
+from k3ctl.planning.shape import BF16, FP32, K3_MOE, is_k3_moe
 from k3ctl.planning.weights import Parallel
 from k3ctl.profiles.resolve import ResolvedConfig
 
@@ -238,17 +238,17 @@ class Deployment:
         return int(given) if given is not None else None
 
     @cached_property
-    def k3_moe(self) -> bool | None:
-        """Whether the model has Kimi K3's MoE; None when its config is not at hand."""
+    def k3_moe(self) -> bool:
+        """Whether the model has Kimi K3's MoE: by its config where that is at hand, else by its name."""
         overrides = self.arg("hf_overrides", {})
         changed = overrides.get("text_config", {}) if isinstance(overrides, Mapping) else {}
         path = Path(self.config.model, "config.json")
         if path.is_file():
             config = json.loads(path.read_text(encoding="utf-8"))
             return is_k3_moe(config.get("text_config", config) | changed)
-        if self.config.profile.model.generated:
+        if "kimi-k3" not in self.config.model.lower():
             return False
-        return None if changed else True
+        return is_k3_moe({**K3_MOE, **changed})
 
     @property
     def memory_settings(self) -> Settings:

@@ -44,6 +44,15 @@ class Domain:
     hosts: tuple[str, ...]
     gpus: int
     multicast: str = "unknown"
+    largest_tp: int = 0
+    """Most GPUs of it that may form one tensor-parallel group; a board with a dead GPU offers 4 of its 7."""
+
+    def __post_init__(self) -> None:
+        if not self.largest_tp:
+            object.__setattr__(self, "largest_tp", self.gpus)
+
+    def __str__(self) -> str:
+        return f"{self.gpus} GPUs on {', '.join(self.hosts)}"
 
 
 @dataclass(frozen=True)
@@ -67,20 +76,31 @@ class Hardware:
 
     @property
     def largest_domain(self) -> Domain | None:
-        """The NVLink domain with the most GPUs."""
-        return max(self.domains, key=lambda domain: domain.gpus, default=None)
+        """The NVLink domain that takes the largest tensor-parallel group."""
+        return max(self.domains, key=lambda domain: domain.largest_tp, default=None)
+
+    @property
+    def largest_tp(self) -> int:
+        """The largest tensor-parallel group within one NVLink domain; 0 where there is none."""
+        return self.largest_domain.largest_tp if self.largest_domain else 0
+
+    def domain_list(self) -> str:
+        """The domains in words."""
+        return "; ".join(f"{d.name}: {d}" for d in self.domains) or "none"
 
     def describe(self) -> str:
         """One line: what it is and how it hangs together."""
         if not self.gpus:
             return "no usable GPU"
         hosts = f" on {len(self.hosts)} hosts" if len(self.hosts) > 1 else ""
-        text = f"{self.gpus}× {self.product or 'unknown GPU'}{hosts}, {self.gpu_bytes / 2**30:.1f} GiB each"
+        memory = f", {self.gpu_bytes / 2**30:.1f} GiB each" if self.gpu_bytes else ""
+        text = f"{self.gpus}× {self.product or 'unknown GPU'}{hosts}{memory}"
         if len(self.domains) > 1:
-            parts = "; ".join(f"{d.gpus} on {', '.join(d.hosts)}" for d in self.domains)
-            return f"{text}, {len(self.domains)} NVLink domains ({parts})"
+            return f"{text}, {len(self.domains)} NVLink domains ({self.domain_list()})"
         domain = self.largest_domain
-        return f"{text}, one NVLink domain of {domain.gpus}" if domain and domain.gpus > 1 else text
+        if domain is None:
+            return f"{text}, no NVLink domain" if self.gpus > 1 else text
+        return f"{text}, one NVLink domain of {domain.gpus}" if domain.gpus > 1 else text
 
     def json(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
@@ -92,16 +112,12 @@ class Hardware:
             "gpu_bytes": self.gpu_bytes,
             "driver": self.driver,
             "domains": [
-                {"name": d.name, "hosts": list(d.hosts), "gpus": d.gpus, "multicast": d.multicast} for d in self.domains
+                {"name": d.name, "hosts": list(d.hosts), "gpus": d.gpus, "largest_tp": d.largest_tp}
+                | {"multicast": d.multicast}
+                for d in self.domains
             ],
             "notes": list(self.notes),
         }
-
-
-def product_token(name: str) -> str:
-    """The product token in an NVML name: ``NVIDIA B300 SXM6 AC`` → ``B300``; empty when none is known."""
-    words = re.split(r"[^A-Z0-9]+", name.upper())
-    return next((token for token in PRODUCTS if token in words), "")
 
 
 def described(spec: str) -> Hardware:
@@ -112,7 +128,8 @@ def described(spec: str) -> Hardware:
     found = re.fullmatch(r"([A-Za-z0-9]+):(\d+)", spec.strip())
     if not found:
         raise UsageError(
-            f"`{spec}` describes no hardware", hint="use PRODUCT:COUNT such as `GB300:16`, or a snapshot file of doctor"
+            f"`{spec}` describes no hardware",
+            hint="use PRODUCT:COUNT such as `GB300:16`, or a snapshot file of doctor",
         )
     token, count = found.group(1).upper(), int(found.group(2))
     if token not in PRODUCTS:

@@ -79,6 +79,10 @@ class MemoryPlan:
         """Whether at least one request of ``sequence_tokens`` fits."""
         return self.blocks > 0 and self.sequences >= 1
 
+    def longest(self, requests: int) -> int:
+        """Longest length at which ``requests`` requests fit at once, within the checkpoint's own limit."""
+        return min(self.geometry.longest(self.blocks, requests), MAX_POSITIONS)
+
     def json(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
         return {

@@ -75,16 +75,19 @@ class Shape:
 K3 = Shape()
 
 
+K3_MOE: Mapping[str, Any] = {
+    "hidden_act": "situ",
+    "activation_situ_beta": 4.0,
+    "activation_situ_linear_beta": 25.0,
+    "num_experts": 896,
+    "num_experts_per_token": 16,
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "moe_router_activation_func": "sigmoid",
+}
+"""The MoE that the specialized path is built for, by the names in a model's text config."""
+
+
 def is_k3_moe(text_config: Mapping[str, Any]) -> bool:
-    """Whether a model's text config has the MoE that the specialized path is built for."""
-    wanted = {
-        "hidden_act": "situ",
-        "activation_situ_beta": 4.0,
-        "activation_situ_linear_beta": 25.0,
-        "num_experts": 896,
-        "num_experts_per_token": 16,
-        "num_expert_group": 1,
-        "topk_group": 1,
-        "moe_router_activation_func": "sigmoid",
-    }
-    return all(text_config.get(key) == value for key, value in wanted.items())
+    """Whether a model's text config has Kimi K3's MoE."""
+    return all(text_config.get(key) == value for key, value in K3_MOE.items())

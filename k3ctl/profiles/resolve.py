@@ -147,32 +147,38 @@ class _Builder:
 
 def _profile_values(profile: Profile) -> Iterator[tuple[str, str, Any]]:
     """(vLLM key, place in the profile, value) for everything the profile states."""
-    model, decode = profile.model, profile.decode
-    yield "served_model_name", "model.served_name", [model.served_name]
-    if model.revision:
-        yield "revision", "model.revision", model.revision
-    if model.tokenizer:
-        yield "tokenizer", "model.tokenizer", model.tokenizer
+    model = profile.model
+    if model.served_name:
+        yield "served_model_name", "model.served_name", [model.served_name]
+    for key in ("revision", "tokenizer"):
+        if getattr(model, key):
+            yield key, f"model.{key}", getattr(model, key)
     for name, value in profile.serve.args.items():
         yield name, f"serve.args.{name}", value
     if profile.requires.nodes > 1:
         yield "nnodes", "requires.nodes", profile.requires.nodes
-    if decode.decode_context_parallel_size > 1:
-        place = "decode.decode_context_parallel_size"
-        yield "decode_context_parallel_size", place, decode.decode_context_parallel_size
-    if decode.max_num_seqs is not None:
-        yield "max_num_seqs", "decode.max_num_seqs", decode.max_num_seqs
-    if decode.max_num_batched_tokens is not None:
-        yield "max_num_batched_tokens", "decode.max_num_batched_tokens", decode.max_num_batched_tokens
+    yield from _decode_values(profile)
+    for name, text in profile.serve.env.items():
+        yield f"env.{name}", f"serve.env.{name}", text
+
+
+def _decode_values(profile: Profile) -> Iterator[tuple[str, str, Any]]:
+    decode = profile.decode
+    limits = {
+        "decode_context_parallel_size": decode.decode_context_parallel_size,
+        "max_num_seqs": decode.max_num_seqs,
+        "max_num_batched_tokens": decode.max_num_batched_tokens,
+    }
+    for key, limit in limits.items():
+        if limit is not None:
+            yield key, f"decode.{key}", limit
     if decode.speculator is not None:
-        if model.drafter:
-            yield "speculative_config.model", "model.drafter", model.drafter
+        if profile.model.drafter:
+            yield "speculative_config.model", "model.drafter", profile.model.drafter
         for name, value in decode.speculator.items():
             yield f"speculative_config.{name}", f"decode.speculator.{name}", value
     if decode.backend != "auto":
         yield "additional_config.decode_backend", "decode.backend", decode.backend
-    for name, text in profile.serve.env.items():
-        yield f"env.{name}", f"serve.env.{name}", text
 
 
 def _leaves(key: str, value: Any) -> Iterator[str]:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from k3ctl.errors import UsageError
 from k3ctl.profiles import arguments
+
+When = Annotated[str, BeforeValidator(str)]
+"""A date; YAML reads ``2026-09-13`` as one and ``2026-09`` as text."""
 
 
 class _Section(BaseModel):
@@ -19,7 +30,7 @@ class Evidence(_Section):
 
     what: str
     by: str
-    when: str
+    when: When
     versions: str = ""
     conditions: str = ""
     link: str = ""
@@ -61,7 +72,8 @@ class Model(_Section):
     """Weights of the speculator, where it has its own."""
     generated: Literal["tiny"] | None = None
     """The model is made locally before the start instead of being read from ``id``."""
-    served_name: str
+    served_name: str | None = None
+    """Name that clients use; the ``id`` where it is not given."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Model:
@@ -97,7 +109,7 @@ class Decode(_Section):
     backend: Literal["auto", "latency_specialized"] = "auto"
     speculator: dict[str, Any] | None = None
     """Fields of vLLM's ``speculative_config``; ``model`` comes from ``model.drafter``."""
-    decode_context_parallel_size: int = 1
+    decode_context_parallel_size: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
 
@@ -122,7 +134,7 @@ class Anchor(_Section):
     result: str
     conditions: str
     source: str
-    when: str
+    when: When
 
 
 class Expect(_Section):

@@ -70,6 +70,7 @@ def _check(argv: list[str], folder: Path) -> dict[str, Any]:
     from vllm.usage.usage_lib import UsageContext
 
     namespace = _parse(argv)
+    _check_parsers(namespace)
     _stand_in(namespace, folder)
     args = AsyncEngineArgs.from_cli_args(namespace)
     headless = bool(getattr(namespace, "headless", False))
@@ -89,6 +90,19 @@ def _parse(argv: list[str]) -> Any:
     except SystemExit:
         last = said.getvalue().strip().splitlines()[-1]
         raise _RefusedError(last.partition("error: ")[2] or last) from None
+
+
+def _check_parsers(namespace: Any) -> None:
+    """vLLM's own quick checks, and its parser names, before what needs a tokenizer is left out."""
+    from vllm.entrypoints.common.cli_args import validate_api_server_args, validate_parsed_serve_args
+    from vllm.reasoning import ReasoningParserManager
+
+    validate_parsed_serve_args(namespace)
+    validate_api_server_args(namespace)
+    known = ReasoningParserManager.list_registered()
+    if namespace.reasoning_parser and namespace.reasoning_parser not in known:
+        raise _RefusedError(f"invalid reasoning parser: {namespace.reasoning_parser}")
+    namespace.reasoning_parser = ""
 
 
 def _stand_in(namespace: Any, folder: Path) -> None:
@@ -172,10 +186,10 @@ def _warnings() -> Iterator[list[str]]:
 
 
 def _first_line(error: Exception) -> str:
-    """The message without pydantic's decoration."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    meant = [line for line in lines if line.startswith("Value error")]
-    return (meant or lines or [""])[0].removeprefix("Value error, ").split(" [type=")[0]
+    """One line: pydantic's first message, or the first line of any other error."""
+    details = getattr(error, "errors", None)
+    text = details()[0]["msg"] if callable(details) else str(error)
+    return (text.removeprefix("Value error, ").strip().splitlines() or [""])[0]
 
 
 if __name__ == "__main__":

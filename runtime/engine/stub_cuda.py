@@ -33,12 +33,12 @@ class Gpu:
 
 
 def install(gpu: Gpu) -> None:
-    """Make ``vllm.platforms.current_platform`` a CUDA platform with ``gpu``; call it before other vllm imports."""
+    """Make vLLM's current platform a CUDA platform with ``gpu``; call it before other vllm imports."""
     _stub_compiled_modules()
-    import vllm.platforms as platforms
+    from vllm import platforms
 
     platforms.current_platform = _platform(gpu)
-    import vllm.triton_utils as triton_utils
+    from vllm import triton_utils
 
     # Model Runner V2 asks for Triton; a GPU host has it
     triton_utils.HAS_TRITON = True
@@ -74,7 +74,7 @@ def _stub_operators() -> None:
     for name in SUPPORT_QUERIES:
         if not hasattr(torch.ops._C, name):
             library.define(f"{name}(int capability) -> bool")
-            library.impl(name, lambda capability: True, "CompositeExplicitAutograd")
+            library.impl(name, lambda _: True, "CompositeExplicitAutograd")
     # referenced at import time without asking whether it exists
     if not hasattr(torch.ops._C, "rotary_embedding"):
         torch.ops._C.rotary_embedding = MagicMock(name="rotary_embedding")
@@ -86,6 +86,7 @@ _KEEP: list[Any] = []
 
 
 def _platform(gpu: Gpu) -> Any:
+    # ruff: noqa: ARG003 - the signatures are vLLM's
     from vllm.platforms.cuda import NonNvmlCudaPlatform
     from vllm.platforms.interface import DeviceCapability
 
@@ -127,6 +128,9 @@ def _platform(gpu: Gpu) -> Any:
         @classmethod
         def get_all_device_numa_nodes(cls) -> None:
             return None
+
+        def is_cumem_allocator_available(self) -> bool:
+            return True
 
         @classmethod
         def is_integrated_gpu(cls, device_id: int = 0) -> bool:

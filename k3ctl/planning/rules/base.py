@@ -120,10 +120,12 @@ class RuleSet:
         return add
 
 
-def evaluate(rules: Iterable[Rule], deployment: Deployment, *, specialized: bool | None = None) -> list[Finding]:
+def evaluate(
+    rules: Iterable[Rule], deployment: Deployment, *, specialized: bool | None = None
+) -> list[Finding]:
     """Every rule that fires, in the rules' order.
 
-    ``specialized`` True also evaluates the specialized path's rules for a deployment that does not ask for it.
+    ``specialized`` True evaluates the specialized path's rules even where the deployment does not ask for it.
     """
     wanted = deployment.specialized if specialized is None else specialized
     findings = []

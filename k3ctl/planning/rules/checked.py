@@ -21,7 +21,11 @@ _rules = RuleSet(
 rule = _rules.rule
 
 
-@rule("specialized.backend", reason="Supported decode_backend values are auto/latency_specialized", specialized=False)
+@rule(
+    "specialized.backend",
+    reason="Supported decode_backend values are auto/latency_specialized",
+    specialized=False,
+)
 def backend_value(d: Deployment) -> Hit | None:
     """`decode_backend` is `auto` or `latency_specialized`."""
     if d.backend in {"auto", "latency_specialized"}:
@@ -48,7 +52,7 @@ def gpu(d: Deployment) -> Hit | None:
 )
 def moe(d: Deployment) -> Hit | None:
     """The model has Kimi K3's MoE: SiTU 4/25, 896 experts, top-16, one group, sigmoid router."""
-    if d.k3_moe is not False:
+    if d.k3_moe:
         return None
     return Hit(
         f"the model `{d.config.model}` has another MoE",
@@ -65,7 +69,9 @@ def tensor_parallel(d: Deployment) -> Hit | None:
         return None
     nearest = min(TP_SIZES, key=lambda size: (abs(size - tp), -size))
     return Hit(
-        f"tensor_parallel_size is {tp}", f"use {nearest} (8 and 16 are accepted)", {"tensor_parallel_size": nearest}
+        f"tensor_parallel_size is {tp}",
+        f"use {nearest} (8 and 16 are accepted)",
+        {"tensor_parallel_size": nearest},
     )
 
 
@@ -128,7 +134,9 @@ def lora(d: Deployment) -> Hit | None:
     """No LoRA."""
     if not d.arg("enable_lora", False):
         return None
-    return Hit("enable_lora is set", "leave it out, or merge the adapter into the weights", {"enable_lora": False})
+    return Hit(
+        "enable_lora is set", "leave it out, or merge the adapter into the weights", {"enable_lora": False}
+    )
 
 
 @rule("specialized.v2-runner", reason="the V1 model runner")
@@ -205,7 +213,9 @@ def adaptive_verification(d: Deployment) -> Hit | None:
     if not (d.speculator or {}).get("enable_adaptive_verification"):
         return None
     key = "speculative_config.enable_adaptive_verification"
-    return Hit("enable_adaptive_verification is set", "leave it out: verify steps must be uniform", {key: False})
+    return Hit(
+        "enable_adaptive_verification is set", "leave it out: verify steps must be uniform", {key: False}
+    )
 
 
 @rule(

@@ -10,7 +10,9 @@ PLUGINS = {"k3_runtime": "the witness", "k3_witness": "its routes"}
 READY_TIMEOUT_S = 1800
 """A 1.56 TB load takes about 7 minutes from local disks and far longer from network storage."""
 
-_rules = RuleSet(effect=Effect.FAILS, source="vllm/envs.py", date="2026-09-23", vllm=">=0.27", specialized=False)
+_rules = RuleSet(
+    effect=Effect.FAILS, source="vllm/envs.py", date="2026-09-23", vllm=">=0.27", specialized=False
+)
 rule = _rules.rule
 
 
@@ -29,7 +31,10 @@ def host_ip(d: Deployment) -> Hit | None:
     value = d.env("VLLM_HOST_IP")
     if d.config.profile.requires.nodes == 1 or not value or not value.startswith("127."):
         return None
-    return Hit(f"VLLM_HOST_IP={value} on {d.config.profile.requires.nodes} nodes", "remove it, or use the host's address")
+    return Hit(
+        f"VLLM_HOST_IP={value} on {d.config.profile.requires.nodes} nodes",
+        "remove it, or use the host's address",
+    )
 
 
 @rule("env.mnnvl", source="https://recipes.vllm.ai/moonshotai/Kimi-K3: note for NVL72 trays")
@@ -40,10 +45,16 @@ def mnnvl(d: Deployment) -> Hit | None:
     off = [name for name in MNNVL if d.env(name) == "0"]
     if not off:
         return None
-    return Hit(f"{', '.join(off)}=0 over several trays", "set all three to 1", {f"env.{name}": "1" for name in MNNVL})
+    return Hit(
+        f"{', '.join(off)}=0 over several trays", "set all three to 1", {f"env.{name}": "1" for name in MNNVL}
+    )
 
 
-@rule("env.ready-timeout", effect=Effect.COST, source="vllm/envs.py: VLLM_ENGINE_READY_TIMEOUT_S defaults to 600")
+@rule(
+    "env.ready-timeout",
+    effect=Effect.COST,
+    source="vllm/envs.py: VLLM_ENGINE_READY_TIMEOUT_S defaults to 600",
+)
 def ready_timeout(d: Deployment) -> Hit | None:
     """The start may take as long as loading 1.56 TB of weights does."""
     value = float(d.env("VLLM_ENGINE_READY_TIMEOUT_S") or 600)
@@ -56,7 +67,11 @@ def ready_timeout(d: Deployment) -> Hit | None:
     )
 
 
-@rule("env.execute-timeout", effect=Effect.COST, source="vllm/envs.py: defaults to 300; first autotuning is longer")
+@rule(
+    "env.execute-timeout",
+    effect=Effect.COST,
+    source="vllm/envs.py: defaults to 300; first autotuning is longer",
+)
 def execute_timeout(d: Deployment) -> Hit | None:
     """A step may take as long as the first autotuning does."""
     value = float(d.env("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS") or 300)

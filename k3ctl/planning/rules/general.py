@@ -13,9 +13,14 @@ HMA_CONNECTORS = (
     "MooncakeConnector",
     "MooncakeStoreConnector",
     "NixlConnector",
+    "NixlPullConnector",
+    "NixlPushConnector",
+    "MoRIIOConnector",
     "MultiConnector",
     "OffloadingConnector",
     "SimpleCPUOffloadConnector",
+    "HiSparseConnector",
+    "DecodeBenchConnector",
 )
 """KV connectors that keep the hybrid cache manager, without which a model with KDA state cannot start."""
 
@@ -53,14 +58,11 @@ def gpu_count(d: Deployment) -> Hit | None:
 def nvlink_domain(d: Deployment) -> Hit | None:
     """The GPUs of a profile for one NVLink domain are in one NVLink domain."""
     requires, hardware = d.config.profile.requires, d.hardware
-    if not requires.nvlink_domain or hardware is None or not hardware.domains:
+    if not requires.nvlink_domain or hardware is None or hardware.largest_tp >= d.parallel.tp:
         return None
-    largest, needed = hardware.largest_domain, d.parallel.tp
-    if largest is not None and largest.gpus >= needed:
-        return None
-    parts = "; ".join(f"{x.name}: {x.gpus} GPUs on {', '.join(x.hosts)}" for x in hardware.domains)
     return Hit(
-        f"needs {needed} GPUs in one NVLink domain; the largest has {largest.gpus if largest else 0} ({parts})",
+        f"needs {d.parallel.tp} GPUs in one NVLink domain; the largest offers {hardware.largest_tp} "
+        f"({hardware.domain_list()})",
         "put the trays into one partition of the rack, or use a profile for fewer GPUs",
     )
 
@@ -121,13 +123,13 @@ def memory_fit(d: Deployment) -> Hit | None:
     """Weights, buffers and at least one sequence fit into each GPU."""
     if not d.gpu_bytes or d.parallel.tp not in (1, 2, 4, 8, 16, 32):
         return None
-    plan = memory.plan(d.memory_settings, d.workload.sequence_tokens)
-    gib = memory.GIB
-    used = sum(item.size_bytes for item in plan.items) / gib
+    plan, gib = memory.plan(d.memory_settings, d.workload.sequence_tokens), memory.GIB
     if plan.cache_bytes <= 0:
+        weights = plan.weights.total / gib
+        buffers = sum(item.size_bytes for item in plan.items) / gib - weights
         return Hit(
-            f"per GPU: weights {plan.weights.total / gib:.1f} GiB and {used - plan.weights.total / gib:.1f} GiB of buffers "
-            f"do not fit into {plan.budget_bytes / gib:.1f} GiB ({d.gpu_gib:.1f} GiB × utilization)",
+            f"per GPU: weights {weights:.1f} GiB and {buffers:.1f} GiB of buffers do not fit into "
+            f"{plan.budget_bytes / gib:.1f} GiB ({d.gpu_gib:.1f} GiB × utilization)",
             _roomier(d),
         )
     if plan.fits:
@@ -185,7 +187,11 @@ def dcp_divides(d: Deployment) -> Hit | None:
     )
 
 
-@rule("parallel.ray-nnodes", effect=Effect.REFUSED, source="vllm/config/parallel.py: --nnodes means the mp backend")
+@rule(
+    "parallel.ray-nnodes",
+    effect=Effect.REFUSED,
+    source="vllm/config/parallel.py: --nnodes means the mp backend",
+)
 def ray_nnodes(d: Deployment) -> Hit | None:
     """Ray and `--nnodes` are not combined."""
     if d.arg("distributed_executor_backend") != "ray" or int(d.arg("nnodes", 1)) == 1:
@@ -193,12 +199,33 @@ def ray_nnodes(d: Deployment) -> Hit | None:
     return Hit("distributed_executor_backend is ray and nnodes is set", "drop nnodes; Ray places the workers")
 
 
-@rule("drafter.version", vllm=">=0,<0.27.1", effect=Effect.FAILS, source="https://github.com/ai-dynamo/dynamo/issues/12843")
+@rule(
+    "drafter.version",
+    vllm=">=0,<0.27.1",
+    effect=Effect.FAILS,
+    source="https://github.com/ai-dynamo/dynamo/issues/12843",
+)
 def drafter_version(d: Deployment) -> Hit | None:
     """vLLM is new enough for a Kimi K3 DSpark drafter."""
     if d.method != "dspark":
         return None
     return Hit(f"vLLM {d.vllm} dies on a Kimi K3 DSpark drafter", "use vLLM 0.27.1 or newer")
+
+
+@rule("drafter.runner", vllm=">=0.33.0,<0.34", effect=Effect.REFUSED, source="vllm/config/vllm.py")
+def drafter_runner(d: Deployment) -> Hit | None:
+    """DSpark runs on Model Runner V2, which neither a variable nor DBO has switched off."""
+    if d.method != "dspark":
+        return None
+    if d.env_flag("VLLM_USE_V2_MODEL_RUNNER") is False:
+        return Hit(
+            "VLLM_USE_V2_MODEL_RUNNER=0 with DSpark", "remove it", {"env.VLLM_USE_V2_MODEL_RUNNER": "1"}
+        )
+    if d.arg("enable_dbo", False):
+        return Hit(
+            "enable_dbo falls back to Model Runner V1, without DSpark", "leave it out", {"enable_dbo": False}
+        )
+    return None
 
 
 @rule(
@@ -211,7 +238,9 @@ def prefix_caching_version(d: Deployment) -> Hit | None:
     """Prefix caching is off on vLLM 0.27, where it ends in illegal memory accesses."""
     if not d.prefix_caching:
         return None
-    return Hit("prefix caching on vLLM 0.27", "set enable_prefix_caching to false", {"enable_prefix_caching": False})
+    return Hit(
+        "prefix caching on vLLM 0.27", "set enable_prefix_caching to false", {"enable_prefix_caching": False}
+    )
 
 
 @rule(
@@ -238,7 +267,8 @@ def hybrid_connector(d: Deployment) -> Hit | None:
     if not wrong:
         return None
     return Hit(
-        f"{', '.join(wrong)} does not support a hybrid cache", "use MooncakeConnector, NixlConnector or OffloadingConnector"
+        f"{', '.join(wrong)} does not support a hybrid cache",
+        "use MooncakeConnector, NixlConnector or OffloadingConnector",
     )
 
 
@@ -257,7 +287,11 @@ def connector_canary(d: Deployment) -> Hit | None:
     )
 
 
-@rule("utilization", effect=Effect.COST, source="InferenceX perf changelog, B200/B300 entries, 2026-07 to 2026-09")
+@rule(
+    "utilization",
+    effect=Effect.COST,
+    source="InferenceX perf changelog, B200/B300 entries, 2026-07 to 2026-09",
+)
 def utilization(d: Deployment) -> Hit | None:
     """Memory beside vLLM's budget is left for the MXFP4 workspace."""
     value = float(d.arg("gpu_memory_utilization", 0.92))
@@ -272,7 +306,12 @@ def utilization(d: Deployment) -> Hit | None:
     )
 
 
-@rule("drafts.eight", vllm=">=0.33.0,<0.34", effect=Effect.COST, source="vllm/models/kimi_k3/nvidia/kda.py; block geometry")
+@rule(
+    "drafts.eight",
+    vllm=">=0.33.0,<0.34",
+    effect=Effect.COST,
+    source="vllm/models/kimi_k3/nvidia/kda.py; block geometry",
+)
 def eight_drafts(d: Deployment) -> Hit | None:
     """K stays at 7 or less, where the KDA page fits its block and the fast verify kernels apply."""
     if d.draft_tokens < 8:
@@ -284,7 +323,12 @@ def eight_drafts(d: Deployment) -> Hit | None:
     )
 
 
-@rule("max-num-seqs.buffers", vllm=">=0.33.0,<0.34", effect=Effect.COST, source="vllm/models/kimi_k3/nvidia/kda.py")
+@rule(
+    "max-num-seqs.buffers",
+    vllm=">=0.33.0,<0.34",
+    effect=Effect.COST,
+    source="vllm/models/kimi_k3/nvidia/kda.py",
+)
 def sequence_buffers(d: Deployment) -> Hit | None:
     """`max_num_seqs` is not left at 1024, which costs gigabytes of buffers per GPU."""
     if d.arg("max_num_seqs") is not None or d.parallel.tp not in (1, 2, 4, 8, 16):
@@ -300,7 +344,12 @@ def sequence_buffers(d: Deployment) -> Hit | None:
     )
 
 
-@rule("prefix-caching.off", vllm=">=0.33.0,<0.34", effect=Effect.COST, source="vllm/models/kimi_k3/nvidia/kda.py")
+@rule(
+    "prefix-caching.off",
+    vllm=">=0.33.0,<0.34",
+    effect=Effect.COST,
+    source="vllm/models/kimi_k3/nvidia/kda.py",
+)
 def prefix_caching_off(d: Deployment) -> Hit | None:
     """Prefix caching is on: it was switched off for a fault of 0.27, and carries the KDA checkpoints."""
     if d.prefix_caching or d.config.profile.status == "verified":
@@ -312,7 +361,12 @@ def prefix_caching_off(d: Deployment) -> Hit | None:
     )
 
 
-@rule("observability.graphs", effect=Effect.COST, specialized=True, source="vllm: --cudagraph-metrics logs graph sizes")
+@rule(
+    "observability.graphs",
+    effect=Effect.COST,
+    specialized=True,
+    source="vllm: --cudagraph-metrics logs graph sizes",
+)
 def graph_metrics(d: Deployment) -> Hit | None:
     """Graph modes and sizes are logged, the only outside evidence beside the witness."""
     if d.arg("cudagraph_metrics", False):
@@ -320,7 +374,11 @@ def graph_metrics(d: Deployment) -> Hit | None:
     return Hit("cudagraph_metrics is off", "set it", {"cudagraph_metrics": True})
 
 
-@rule("observability.itl", effect=Effect.COST, source="vllm/v1/metrics/buckets.py: the first bucket ends at 10 ms")
+@rule(
+    "observability.itl",
+    effect=Effect.COST,
+    source="vllm/v1/metrics/buckets.py: the first bucket ends at 10 ms",
+)
 def latency_buckets(d: Deployment) -> Hit | None:
     """The inter-token latency histogram resolves Kimi K3's 1 to 10 ms."""
     buckets = d.arg("custom_histogram_buckets", {})
@@ -329,7 +387,7 @@ def latency_buckets(d: Deployment) -> Hit | None:
     return Hit(
         "inter-token latencies all fall into the first bucket (10 ms)",
         "set custom_histogram_buckets.inter_token_latency",
-        {"custom_histogram_buckets": '{"inter_token_latency":[0.0005,0.001,0.002,0.003,0.005,0.01,0.02,0.05,0.1]}'},
+        {"custom_histogram_buckets": '{"inter_token_latency":[0.001,0.002,0.003,0.005,0.01,0.02,0.05,0.1]}'},
     )
 
 

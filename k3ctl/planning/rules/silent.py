@@ -73,7 +73,10 @@ def rows(d: Deployment) -> Hit | None:
 @rule("specialized.max-num-seqs")
 def max_num_seqs(d: Deployment) -> Hit | None:
     """`max_num_seqs` does not admit more requests than run specialized."""
-    if d.workload.concurrency is None or budget.rows(d.max_num_seqs, d.draft_tokens) <= budget.SPECIALIZED_ROWS:
+    if (
+        d.workload.concurrency is None
+        or budget.rows(d.max_num_seqs, d.draft_tokens) <= budget.SPECIALIZED_ROWS
+    ):
         return None
     if budget.rows(d.workload.concurrency, d.draft_tokens) > budget.SPECIALIZED_ROWS:
         return None
@@ -133,7 +136,7 @@ def prefill_mixed(d: Deployment) -> Hit | None:
         return None
     return Hit(
         f"with {d.workload.concurrency} concurrent requests, arriving prompts share steps with running ones",
-        "expect a share of decode steps below 100 %; a prefill/decode pair (`gb300-pd-decode`) keeps them apart",
+        "expect a share below 100 % of the decode steps; a prefill/decode pair (`gb300-pd-decode`) avoids it",
     )
 
 

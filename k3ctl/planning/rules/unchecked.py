@@ -5,6 +5,7 @@ Found by reading vLLM 0.33.0; not tried on hardware.
 
 from __future__ import annotations
 
+from k3ctl.checks.multicast import FORBIDDING
 from k3ctl.planning.deployment import Deployment
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
 
@@ -12,7 +13,7 @@ FP8_PREFILL_BACKENDS = ("FLASHINFER", "TRTLLM_RAGGED", "TOKENSPEED_MLA")
 """MLA prefill backends that take FP8 queries."""
 TRTLLM_MOE = ("auto", "flashinfer_trtllm")
 """MoE backends that leave the weights in the layout which the specialized experts read."""
-MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "VLLM_BATCH_INVARIANT": "1"}
+MULTICAST_OFF = FORBIDDING | {"VLLM_BATCH_INVARIANT": "1"}
 """Variables that take NVLink multicast away (VLLM_BATCH_INVARIANT sets NCCL_NVLS_ENABLE=0 itself)."""
 
 _rules = RuleSet(
@@ -61,7 +62,11 @@ def fp8_prefill(d: Deployment) -> Hit | None:
         changes["attention_config.mla_prefill_backend"] = "TRTLLM_RAGGED"
     if not missing:
         return None
-    return Hit(f"FP8 cache, but {' and '.join(missing)}", f"set both; {', '.join(FP8_PREFILL_BACKENDS)} work", changes)
+    return Hit(
+        f"FP8 cache, but {' and '.join(missing)}",
+        f"set both; {', '.join(FP8_PREFILL_BACKENDS)} work",
+        changes,
+    )
 
 
 @rule(
@@ -73,7 +78,9 @@ def fp8_hopper(d: Deployment) -> Hit | None:
     """No FP8 cache on Hopper: Kimi K3 asserts FP8 prefill queries, which only SM100 has."""
     if not d.fp8_kv or not d.capability or d.capability[0] == 10:
         return None
-    return Hit(f"kv_cache_dtype is `{d.kv_dtype}` on this GPU", "use `auto` (BF16)", {"kv_cache_dtype": "auto"})
+    return Hit(
+        f"kv_cache_dtype is `{d.kv_dtype}` on this GPU", "use `auto` (BF16)", {"kv_cache_dtype": "auto"}
+    )
 
 
 @rule("specialized.moe-backend", source="specialized_decode/cutedsl/moe/experts_runtime.py:PersistentExperts")
@@ -90,7 +97,9 @@ def checkpoint(d: Deployment) -> Hit | None:
     """The experts are MXFP4, not NVFP4 or another quantization."""
     quantization = str(d.arg("quantization") or "")
     if "nvfp4" in d.config.model.lower() or "nvfp4" in quantization.lower():
-        return Hit(f"the weights are NVFP4 (`{d.config.model}`)", "serve the MXFP4 checkpoint moonshotai/Kimi-K3")
+        return Hit(
+            f"the weights are NVFP4 (`{d.config.model}`)", "serve the MXFP4 checkpoint moonshotai/Kimi-K3"
+        )
     return None
 
 
@@ -141,20 +150,19 @@ def prefill_context_parallel(d: Deployment) -> Hit | None:
     return Hit(f"prefill_context_parallel_size is {size}", "use 1", {"prefill_context_parallel_size": 1})
 
 
-@rule("specialized.domain", source="specialized_decode/cutedsl/common/mailbox.py: peers are polled without a timeout")
+@rule(
+    "specialized.domain",
+    source="specialized_decode/cutedsl/common/mailbox.py: peers are polled without a timeout",
+)
 def one_domain(d: Deployment) -> Hit | None:
     """All tensor-parallel ranks are in one NVLink domain."""
     hardware = d.hardware
-    if hardware is None or not hardware.domains:
+    if hardware is None or hardware.largest_tp >= d.parallel.tp or d.config.profile.requires.nvlink_domain:
         return None
-    largest = hardware.largest_domain
-    if largest is not None and largest.gpus >= d.parallel.tp:
-        return None
-    parts = "; ".join(f"{x.gpus} GPUs on {', '.join(x.hosts)} ({x.name})" for x in hardware.domains)
-    fitting = max((size for size in (8, 16) if largest and size <= largest.gpus), default=None)
+    fitting = max((size for size in (8, 16) if size <= hardware.largest_tp), default=None)
     how = f"TP{fitting} fits into one domain" if fitting else "join the hosts into one NVLink partition"
     changes = {"tensor_parallel_size": fitting} if fitting else {}
-    return Hit(f"TP{d.parallel.tp} spans NVLink domains: {parts}", how, changes)
+    return Hit(f"TP{d.parallel.tp} spans NVLink domains ({hardware.domain_list()})", how, changes)
 
 
 @rule("specialized.multicast", source="oproj/prepared.py, common/twoshot.py: `needs multicast memory`")
@@ -165,10 +173,10 @@ def multicast(d: Deployment) -> Hit | None:
         changes = {f"env.{entry.partition('=')[0]}": "0" if entry.endswith("=1") else "1" for entry in off}
         return Hit(f"{', '.join(off)} switches multicast off", "remove it", changes)
     domain = d.hardware.largest_domain if d.hardware else None
-    if domain is None or domain.multicast in {"yes", "unknown"}:
+    if domain is None or domain.multicast != "no":
         return None
     return Hit(
-        f"multicast is {domain.multicast} on {', '.join(domain.hosts)}",
+        f"no multicast on {', '.join(domain.hosts)}",
         "repair the fabric, or run the standard path",
         {"additional_config.decode_backend": "auto"},
     )

@@ -1,0 +1,97 @@
+"""Hardware from this host, or from the snapshots that ``k3ctl doctor --json`` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from k3ctl.checks.domains import Domain as NvlinkDomain
+from k3ctl.checks.domains import domains as nvlink_domains
+from k3ctl.checks.multicast import combined, judge
+from k3ctl.checks.products import classify
+from k3ctl.errors import UsageError
+from k3ctl.gpus import collect, files
+from k3ctl.gpus.types import Gpu, Memory, Node, Snapshot
+from k3ctl.host.values import known
+from k3ctl.planning.hardware import PRODUCTS, Domain, Hardware, described, none
+
+
+def given(entries: Iterable[str]) -> Hardware:
+    """Hardware from ``--hardware`` entries: one ``PRODUCT:COUNT``, or snapshot files of one or more hosts."""
+    entries = list(entries)
+    paths = [Path(entry) for entry in entries]
+    if len(entries) == 1 and not paths[0].is_file() and ":" in entries[0]:
+        return described(entries[0])
+    missing = [entry for entry, path in zip(entries, paths, strict=True) if not path.is_file()]
+    if missing:
+        raise UsageError(
+            f"no snapshot file `{missing[0]}`",
+            hint="write one with `k3ctl doctor --json > node.json`, or describe the hardware: `GB300:16`",
+        )
+    snapshots = [files.load(path) for path in paths]
+    return from_snapshots(snapshots, source=", ".join(path.name for path in paths))
+
+
+def this_host() -> Hardware:
+    """The GPUs of this host, read by NVML."""
+    return from_snapshots([collect.snapshot()], source="this host")
+
+
+def from_snapshots(snapshots: Iterable[Snapshot], source: str) -> Hardware:
+    """The hardware in ``snapshots``: the product of the largest NVLink domain, and all hosts that have it."""
+    nodes = [node for shot in snapshots for node in shot.nodes]
+    gpus = [(node, gpu) for node in nodes for gpu in node.present if not gpu.in_mig_mode]
+    if not gpus:
+        return none(source)
+    found = nvlink_domains([Snapshot(nodes=tuple(nodes))])
+    chip = found[0].product.chip if found else classify(gpus[0][0]).chip
+    same = [(node, gpu) for node, gpu in gpus if classify(node).chip == chip]
+    memory = [gpu.memory.total for _, gpu in same if isinstance(gpu.memory, Memory)]
+    product = PRODUCTS.get(chip)
+    hosts = tuple(dict.fromkeys(node.hostname for node, _ in same))
+    return Hardware(
+        source=source,
+        product=chip,
+        hosts=hosts,
+        gpus=len(same),
+        gpu_bytes=min(memory, default=product.memory_bytes if product else 0),
+        capability=_capability(same[0][1]) or (product.capability if product else None),
+        nominal_gb=product.nominal_gb if product else 0,
+        domains=tuple(_domain(d, nodes) for d in found if d.product.chip == chip and d.size > 1),
+        driver=min((known(node.nvml.driver, "") for node, _ in same), default=""),
+        environment={name: value for node, _ in same for name, value in node.env.items()},
+        notes=_notes(nodes, hosts),
+    )
+
+
+def _domain(domain: NvlinkDomain, nodes: list[Node]) -> Domain:
+    members = [node for node in nodes if node.hostname in domain.hosts]
+    verdicts = [judge(node, domain.product).verdict for node in members]
+    return Domain(
+        name=f"clique {domain.clique_id}" if domain.cluster_uuid else domain.name,
+        hosts=domain.hosts,
+        gpus=domain.size,
+        multicast=combined(verdicts),
+        largest_tp=domain.largest_tp,
+    )
+
+
+def _capability(gpu: Gpu) -> tuple[int, int] | None:
+    value = known(gpu.compute_capability, None)
+    return (value[0], value[1]) if value else None
+
+
+def _notes(nodes: list[Node], hosts: tuple[str, ...]) -> tuple[str, ...]:
+    notes = []
+    lost = [
+        f"{node.hostname} GPU {gpu.index}" for node in nodes for gpu in node.gpus if gpu not in node.present
+    ]
+    if lost:
+        notes.append(f"not usable: {', '.join(lost)}")
+    mig = [f"{node.hostname} GPU {gpu.index}" for node in nodes for gpu in node.present if gpu.in_mig_mode]
+    if mig:
+        notes.append(f"in MIG mode: {', '.join(mig)}")
+    left_out = [node.hostname for node in nodes if node.hostname not in hosts]
+    if left_out:
+        notes.append(f"other GPUs, left out: {', '.join(left_out)}")
+    return tuple(notes)

@@ -1,0 +1,38 @@
+"""One resolved configuration as files that start the same server without k3ctl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from k3ctl.errors import UsageError, unknown
+from k3ctl.planning.render import kubernetes, scripts, systemd
+from k3ctl.planning.render.base import Site, config_files
+from k3ctl.profiles.resolve import ResolvedConfig
+
+Files = Mapping[str, str]
+
+FORMATS: Mapping[str, Callable[[ResolvedConfig, Site], Files]] = {
+    "command": scripts.command,
+    "config": config_files,
+    "nodes": scripts.nodes,
+    "ray": scripts.ray,
+    "slurm": scripts.slurm,
+    "kubernetes": kubernetes.manifests,
+    "systemd": systemd.units,
+}
+"""Every format: ``command`` (shell), ``config`` (vLLM's YAML and an environment file), launch plans."""
+
+__all__ = ["FORMATS", "Files", "Site", "render"]
+
+
+def render(resolved: ResolvedConfig, format_name: str, site: Site | None = None) -> Files:
+    """Files by name. Raises ``UsageError`` for an unknown format, or a model that is not there yet."""
+    if format_name not in FORMATS:
+        raise unknown("render format", format_name, FORMATS)
+    if resolved.needs_generated_model:
+        name = resolved.profile.name
+        raise UsageError(
+            f"`{name}` serves a generated model, which the files have to point at",
+            hint="make it with `python -m runtime.tiny --out DIR`, then pass `--model DIR`",
+        )
+    return FORMATS[format_name](resolved, site or Site())
