@@ -40,13 +40,17 @@ class Workload:
         return (self.input_tokens or 0) + (self.output_tokens or 0)
 
 
+UNKNOWN = Workload()
+"""Nothing is said about the workload."""
+
+
 @dataclass(frozen=True)
 class Deployment:
     """One configuration, the hardware it is planned for (None: what the profile requires), the workload."""
 
     config: ResolvedConfig
     hardware: Hardware | None = None
-    workload: Workload = Workload()
+    workload: Workload = UNKNOWN
     vllm: str = "0.33.0"
     """Version of the vLLM that will run it."""
 

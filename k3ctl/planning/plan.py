@@ -55,7 +55,7 @@ class Plan:
         d = self.deployment
         spec = d.speculator or {}
         slots = budget.draft_slots(d.method, d.draft_tokens, bool(spec.get("parallel_drafting")))
-        running = d.workload.concurrency or d.max_num_seqs
+        running = min(d.workload.concurrency or d.max_num_seqs, d.max_num_seqs)
         return {
             "max_num_batched_tokens": d.max_num_batched_tokens,
             "max_num_seqs": d.max_num_seqs,

@@ -9,7 +9,7 @@ from math import ceil
 from typing import Any
 
 from k3ctl.planning import tuning
-from k3ctl.planning.deployment import Deployment, Workload
+from k3ctl.planning.deployment import UNKNOWN, Deployment, Workload
 from k3ctl.planning.hardware import Hardware
 from k3ctl.planning.plan import Plan, make
 from k3ctl.planning.rules import Effect
@@ -80,6 +80,17 @@ class Selection:
     others: tuple[Candidate, ...]
     shortfall: str
     """Why Kimi K3 does not fit this hardware at all; empty where it does."""
+
+    def json(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        return {
+            "objective": self.objective.value,
+            "hardware": self.hardware.json(),
+            "chosen": self.chosen.json() if self.chosen else None,
+            "plan": self.chosen.plan.json() if self.chosen else None,
+            "others": [candidate.json() for candidate in self.others],
+            "shortfall": self.shortfall,
+        }
 
 
 @dataclass(frozen=True)
@@ -153,7 +164,7 @@ def select(
     profiles: Iterable[Profile],
     hardware: Hardware,
     objective: Objective = Objective.LATENCY,
-    workload: Workload = Workload(),
+    workload: Workload = UNKNOWN,
     vllm: str = "0.33.0",
 ) -> Selection:
     """Rank ``profiles`` on ``hardware``."""

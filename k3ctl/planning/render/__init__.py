@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from k3ctl.errors import UsageError, unknown
 from k3ctl.planning.render import kubernetes, scripts, systemd
@@ -22,7 +23,23 @@ FORMATS: Mapping[str, Callable[[ResolvedConfig, Site], Files]] = {
 }
 """Every format: ``command`` (shell), ``config`` (vLLM's YAML and an environment file), launch plans."""
 
-__all__ = ["FORMATS", "Files", "Site", "render"]
+
+def write(files: Files, folder: Path) -> list[Path]:
+    """Write ``files`` into ``folder`` and return their paths; raises rather than overwrite another text."""
+    for name, text in files.items():
+        target = folder / name
+        if target.is_file() and target.read_text(encoding="utf-8") != text:
+            raise UsageError(f"`{target}` exists and differs", hint="move it away, or choose another `--out`")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write into `{folder}`: {error.strerror or error}") from error
+    return [folder / name for name in files]
+
+
+__all__ = ["FORMATS", "Files", "Site", "render", "write"]
 
 
 def render(resolved: ResolvedConfig, format_name: str, site: Site | None = None) -> Files:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from k3ctl.planning import memory
+from k3ctl.planning import budget, memory
 from k3ctl.planning.deployment import Deployment
 from k3ctl.planning.hardware import PRODUCTS
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
@@ -304,6 +304,22 @@ def utilization(d: Deployment) -> Hit | None:
         "use 0.90",
         {"gpu_memory_utilization": 0.9},
     )
+
+
+@rule("admission", effect=Effect.COST, platform="any", source="vllm: requests beyond max_num_seqs wait")
+def admission(d: Deployment) -> Hit | None:
+    """As many requests are admitted as are expected at once."""
+    expected = d.workload.concurrency
+    if expected is None or expected <= d.max_num_seqs:
+        return None
+    how, changes = f"set max_num_seqs to {expected}", {"max_num_seqs": str(expected)}
+    drafts = budget.most_drafts(expected)
+    if d.specialized and d.method is not None and drafts is not None and drafts < d.draft_tokens:
+        key = "speculative_config.num_speculative_tokens" if drafts else "speculative_config"
+        changes[key] = str(drafts) if drafts else "none"
+        how += f" with K={drafts}" if drafts else " without speculation"
+        how += ", with which its decode steps stay specialized"
+    return Hit(f"{expected} requests expected, {d.max_num_seqs} admitted: the others wait", how, changes)
 
 
 @rule(

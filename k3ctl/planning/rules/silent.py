@@ -53,7 +53,7 @@ def unknown_value(d: Deployment) -> Hit | None:
 @rule("specialized.rows", platform="any")
 def rows(d: Deployment) -> Hit | None:
     """A decode step holds at most 64 rows: concurrent requests × (K + 1)."""
-    concurrency = d.workload.concurrency or d.max_num_seqs
+    concurrency = min(d.workload.concurrency or d.max_num_seqs, d.max_num_seqs)
     count = budget.rows(concurrency, d.draft_tokens)
     if count <= budget.SPECIALIZED_ROWS:
         return None
