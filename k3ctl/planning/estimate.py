@@ -25,7 +25,7 @@ PUBLISHED_SPEEDUP: Mapping[int, tuple[float, ...]] = {
     16: (1.88, 1.92, 1.81, 1.79, 1.71, 1.64, 1.62),
 }
 """Over the standard path, same conditions."""
-DRAFTER_FACTOR = 1.052
+DRAFTER_FACTOR = 1.042
 """Specialized verify step with its drafter over the step alone, from anchor P1 (TP16, K=7, 842 tok/s)."""
 ACCEPTANCE = {
     "sampled": (1.85, 2.51, 3.00, 3.36, 3.62, 3.75, 3.84, 4.00),

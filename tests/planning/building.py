@@ -1,6 +1,7 @@
 """Deployments for tests: a shipped profile with changes, on described hardware."""
 
 import copy
+import functools
 from dataclasses import replace
 
 from k3ctl.planning.deployment import Deployment, Workload
@@ -9,9 +10,15 @@ from k3ctl.profiles.loader import load
 from k3ctl.profiles.resolve import ResolvedConfig, resolve
 
 
+@functools.cache
+def resolved_profile(name) -> ResolvedConfig:
+    """The profile as it is; do not change what it holds."""
+    return resolve(load(name))
+
+
 def config(base, changes=None, env=None) -> ResolvedConfig:
     """The resolved ``base`` with dotted ``changes`` of its arguments (None removes) and variables."""
-    resolved = resolve(load(base))
+    resolved = resolved_profile(base)
     args = copy.deepcopy(dict(resolved.args))
     for key, value in (changes or {}).items():
         *parents, last = key.split(".")

@@ -1,13 +1,17 @@
 """Our verdict equals vLLM's own: every case is built with the real vLLM in one child process."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from k3ctl.planning.render import render
 from k3ctl.planning.rules import ALL, checked
 from k3ctl.planning.rules.base import evaluate
+from k3ctl.profiles.loader import names
 from k3ctl.profiles.vllm_args import argv
 from planning.building import deployment
 
@@ -171,19 +175,29 @@ def request(name):
     }
 
 
+def from_config_file(name, folder):
+    """The same case, given to vLLM as the rendered configuration file."""
+    files = render(build(name).config, "config")
+    path = folder / f"{name}.yaml"
+    path.write_text(files[path.name])
+    return request(name) | {"id": path.name, "argv": ["--config", str(path)]}
+
+
 @pytest.fixture(scope="module")
-def answers():
+def answers(tmp_path_factory):
     pytest.importorskip("vllm")
-    cases = json.dumps({"cases": [request(name) for name in [*CASES, *REFUSED_EARLIER]]})
+    folder = tmp_path_factory.mktemp("config")
+    cases = [request(name) for name in [*CASES, *REFUSED_EARLIER]]
+    cases += [from_config_file(name, folder) for name in CASES if name in names()]
     done = subprocess.run(
         [sys.executable, "-m", "runtime.engine.dryrun"],
-        input=cases,
+        input=json.dumps({"cases": cases}),
         capture_output=True,
         text=True,
         timeout=280,
     )
     found = {answer["id"]: answer for answer in map(json.loads, done.stdout.splitlines())}
-    assert set(found) == {*CASES, *REFUSED_EARLIER}, done.stderr[-2000:]
+    assert set(found) == {case["id"] for case in cases}, done.stderr[-2000:]
     return found
 
 
@@ -222,7 +236,24 @@ def test_what_vllm_refuses_while_configuring_is_predicted(answers, name):
 
 
 def test_every_checked_condition_occurs_as_vllms_first_reason(answers):
-    seen = {answer["unsupported"] for answer in answers.values()} - {None}
+    seen = {answers[name]["unsupported"] for name in CASES} - {None}
     refused_while_configuring = {"LoRA", "DBO"}
     reasons = {rule.reason for rule in checked.RULES if rule.id != "specialized.backend"}
     assert seen == reasons - refused_while_configuring
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name in names()])
+def test_the_rendered_config_file_means_the_same_to_vllm(answers, name):
+    from_file = answers[f"{name}.yaml"]
+    assert from_file["error"] is None
+    assert from_file["resolved"] == answers[name]["resolved"]
+
+
+def test_the_argument_table_is_what_vllm_has(tmp_path):
+    pytest.importorskip("vllm")
+    table = tmp_path / "vllm_arguments.json"
+    env = {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "VLLM_PLUGINS": ""}
+    subprocess.run(
+        [sys.executable, "scripts/dump_vllm_arguments.py", str(table)], check=True, env=env, timeout=200
+    )
+    assert table.read_text() == Path("k3ctl/profiles/vllm_arguments.json").read_text()

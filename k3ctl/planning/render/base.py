@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from k3ctl import __version__
+from k3ctl.errors import UsageError
 from k3ctl.profiles.resolve import ResolvedConfig
 from k3ctl.profiles.vllm_args import config_file
 
@@ -57,7 +58,7 @@ def environment(resolved: ResolvedConfig) -> Mapping[str, str]:
     """The environment, checked to need no quoting in any of the formats that read it."""
     for key, value in resolved.env.items():
         if not re.fullmatch(r"[\w.,:/@%+|-]*", value):
-            raise ValueError(f"the value of {key} needs quoting: {value!r}")
+            raise UsageError(f"the value of {key} needs quoting, which not every format can do: {value!r}")
     return resolved.env
 
 

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# gb300-pd-decode: Decode half of a pair on two GB300 trays; specialized decode without prompts in its steps
+# Rendered by k3ctl 0.1.0; status: untested
+# every other node
+set -euo pipefail
+export VLLM_PLUGINS=k3_runtime,k3_witness
+export NCCL_MNNVL_ENABLE=1
+export NCCL_CUMEM_ENABLE=1
+export NCCL_NVLS_ENABLE=1
+export VLLM_ENGINE_READY_TIMEOUT_S=3600
+export VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1800
+export VLLM_SSM_CONV_STATE_LAYOUT=DS
+export VLLM_MOONCAKE_BOOTSTRAP_PORT=8998
+exec ray start --block --address "${HEAD_ADDR:?address of the head node}:6379"
