@@ -24,17 +24,20 @@ HMA_CONNECTORS = (
 )
 """KV connectors that keep the hybrid cache manager, without which a model with KDA state cannot start."""
 
+ANY = ">=0"
+"""Rules about the machine or the profile hold for every vLLM."""
+
 _rules = RuleSet(
     effect=Effect.IMPOSSIBLE,
     source="the profile's `requires`",
     date="2026-09-23",
-    vllm=">=0.27",
+    vllm=">=0.27,<0.34",
     specialized=False,
 )
 rule = _rules.rule
 
 
-@rule("requires.gpu", platform="any")
+@rule("requires.gpu", platform="any", vllm=ANY)
 def gpu_product(d: Deployment) -> Hit | None:
     """The GPUs are of a product that the profile is for."""
     wanted, hardware = d.config.profile.requires.gpu, d.hardware
@@ -44,7 +47,7 @@ def gpu_product(d: Deployment) -> Hit | None:
     return Hit(f"needs {'/'.join(wanted)}, found {have}", "choose a profile for this hardware: `k3ctl plan`")
 
 
-@rule("requires.gpus")
+@rule("requires.gpus", vllm=ANY)
 def gpu_count(d: Deployment) -> Hit | None:
     """There are as many GPUs as TP × PP × DP."""
     hardware, needed = d.hardware, d.parallel.gpus
@@ -54,7 +57,7 @@ def gpu_count(d: Deployment) -> Hit | None:
     return Hit(f"needs {needed} GPUs, found {hardware.gpus}{names}", "add hosts, or choose a smaller profile")
 
 
-@rule("requires.nvlink-domain")
+@rule("requires.nvlink-domain", vllm=ANY)
 def nvlink_domain(d: Deployment) -> Hit | None:
     """The GPUs of a profile for one NVLink domain are in one NVLink domain."""
     requires, hardware = d.config.profile.requires, d.hardware
@@ -67,7 +70,7 @@ def nvlink_domain(d: Deployment) -> Hit | None:
     )
 
 
-@rule("requires.driver")
+@rule("requires.driver", vllm=ANY)
 def driver(d: Deployment) -> Hit | None:
     """The NVIDIA driver is recent enough."""
     from packaging.specifiers import SpecifierSet
@@ -78,7 +81,7 @@ def driver(d: Deployment) -> Hit | None:
     return Hit(f"driver {found}, needs {wanted}", "install a newer driver branch")
 
 
-@rule("requires.vllm", platform="any", vllm=">=0", source="the profile's `requires.vllm`")
+@rule("requires.vllm", platform="any", vllm=ANY, source="the profile's `requires.vllm`")
 def vllm_version(d: Deployment) -> Hit | None:
     """The vLLM that will run it is one the profile was written for."""
     from packaging.specifiers import SpecifierSet
@@ -97,7 +100,7 @@ def specialized_version(d: Deployment) -> Hit | None:
 
 @rule(
     "memory.checkpoint",
-    vllm=">=0",
+    vllm=ANY,
     source="https://github.com/vllm-project/recipes/pull/964",
 )
 def checkpoint_memory(d: Deployment) -> Hit | None:
@@ -306,7 +309,13 @@ def utilization(d: Deployment) -> Hit | None:
     )
 
 
-@rule("admission", effect=Effect.COST, platform="any", source="vllm: requests beyond max_num_seqs wait")
+@rule(
+    "admission",
+    vllm=ANY,
+    effect=Effect.COST,
+    platform="any",
+    source="vllm: requests beyond max_num_seqs wait",
+)
 def admission(d: Deployment) -> Hit | None:
     """As many requests are admitted as are expected at once."""
     expected = d.workload.concurrency

@@ -87,7 +87,7 @@ def plan(
 
     Every reason against it is listed at once, with the nearest alternative. Speeds and memory are estimates.
     """
-    from k3ctl.planning import report
+    from k3ctl.commands.plan import report
     from k3ctl.planning.deployment import Workload
 
     workload = Workload(concurrency, input_tokens, output_tokens)
@@ -110,7 +110,8 @@ def plan(
 
 
 def _choose(hardware: list[str] | None, objective: str, workload: Any, vllm: str) -> CommandResult:
-    from k3ctl.planning import detect, report
+    from k3ctl.commands.plan import report
+    from k3ctl.planning import detect
     from k3ctl.planning.selection import Objective, select
     from k3ctl.profiles import loader
 
@@ -171,7 +172,8 @@ def _render(made: Plan, name: str, out: Path | None, directory: str, image: str)
 
 
 def _compare(made: Plan, source: str, data: dict[str, Any]) -> Block:
-    from k3ctl.planning import actual, report
+    from k3ctl.commands.plan import report
+    from k3ctl.planning import actual
 
     if made.memory is None:
         raise UsageError(
@@ -184,7 +186,8 @@ def _compare(made: Plan, source: str, data: dict[str, Any]) -> Block:
 
 def _ask_vllm(made: Plan, python: str | None, data: dict[str, Any], blocks: list[Block]) -> bool:
     """Add vLLM's answer; whether it means that the deployment cannot start."""
-    from k3ctl.planning import report, vllm_check
+    from k3ctl.commands.plan import report
+    from k3ctl.planning import vllm_check
 
     if made.deployment.on_cpu:
         raise UsageError("the check builds a CUDA configuration; a CPU profile is checked by serving it")
