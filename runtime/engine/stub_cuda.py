@@ -86,7 +86,6 @@ _KEEP: list[Any] = []
 
 
 def _platform(gpu: Gpu) -> Any:
-    # ruff: noqa: ARG003 - the signatures are vLLM's
     from vllm.platforms.cuda import NonNvmlCudaPlatform
     from vllm.platforms.interface import DeviceCapability
 

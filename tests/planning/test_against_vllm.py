@@ -13,7 +13,8 @@ from k3ctl.planning.rules import ALL, checked
 from k3ctl.planning.rules.base import evaluate
 from k3ctl.profiles.loader import names
 from k3ctl.profiles.vllm_args import argv
-from planning.building import deployment
+
+from .building import deployment
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -4,7 +4,8 @@ import pytest
 
 from k3ctl.planning import estimate as speed
 from k3ctl.planning.roofline import RATES, Step, floor_seconds, operators, step_bytes, touched_experts
-from planning.building import deployment
+
+from .building import deployment
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 FLOORS_MS = {

@@ -13,7 +13,8 @@ from k3ctl.planning.hardware import described
 from k3ctl.planning.rules import ALL, checked, evaluate
 from k3ctl.profiles.loader import load
 from k3ctl.profiles.resolve import resolve
-from planning.building import deployment
+
+from .building import deployment
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 PLANS = sorted(FIXTURES.glob("plan-*.yaml"))

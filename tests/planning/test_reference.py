@@ -25,7 +25,8 @@ def test_the_reference_is_what_the_code_says(name):
 def test_predicted_capacity_in_profiles_is_the_memory_plans():
     from k3ctl.planning import memory
     from k3ctl.profiles.loader import load_all
-    from planning.building import deployment
+
+    from .building import deployment
 
     stated = [profile for profile in load_all() if profile.expect.kv_sequences is not None]
     assert len(stated) >= 8

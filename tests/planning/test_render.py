@@ -22,7 +22,8 @@ from k3ctl.planning.render.base import ready_timeout_s
 from k3ctl.profiles.arguments import lookup
 from k3ctl.profiles.loader import names
 from k3ctl.profiles.vllm_args import argv
-from planning.building import config
+
+from .building import config
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMAS = Path(__file__).parent.parent / "fixtures" / "schemas"

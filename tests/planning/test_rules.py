@@ -8,7 +8,8 @@ from k3ctl.planning.hardware import Domain, described
 from k3ctl.planning.rules import ALL, Effect, checked, evaluate
 from k3ctl.profiles.loader import names
 from k3ctl.profiles.overrides import parse_value
-from planning.building import deployment
+
+from .building import deployment
 
 K = "speculative_config.num_speculative_tokens"
 LAYERWISE = {
