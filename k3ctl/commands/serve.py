@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from k3ctl import output
-from k3ctl.errors import ExitCode
+from k3ctl.errors import ExitCode, MachineError, UsageError
 from k3ctl.output import CommandResult, Lines
 
 if TYPE_CHECKING:
+    from k3ctl.engine.command import Node
     from k3ctl.engine.launch import RunningEngine
     from k3ctl.engine.rundir import Run
     from k3ctl.engine.stages import Stage
     from k3ctl.profiles.resolve import ResolvedConfig
+    from k3ctl.profiles.schema import Profile
 
 REPEAT_S = 10.0
 """How often a moving counter is told where stderr is no terminal."""
@@ -39,13 +41,33 @@ DetachOption = Annotated[
 ]
 
 
+RankOption = Annotated[
+    int | None,
+    typer.Option("--node-rank", metavar="N", help="This node's number in a launch over several nodes."),
+]
+MasterOption = Annotated[
+    str | None,
+    typer.Option("--master-addr", metavar="ADDRESS", help="Address of node 0, the same on every node."),
+]
+MasterPortOption = Annotated[
+    int,
+    typer.Option(
+        "--master-port", metavar="N", help="vLLM's rendezvous port; supervisors talk on it plus 100."
+    ),
+]
+ChecksOption = Annotated[
+    bool, typer.Option("--skip-checks", help="Start although `k3ctl doctor` says that this machine cannot.")
+]
+
+
 def register(app: typer.Typer, command: Any) -> None:
     """Add the ``serve`` command."""
     command(
         app,
         "serve",
         epilog="Examples: k3ctl serve --profile cpu-tiny · k3ctl serve -p gb300-tp16 --port 8000 --detach · "
-        "k3ctl serve -p cpu-tiny --port 0 --set max_num_seqs=4",
+        "k3ctl serve -p cpu-tiny --port 0 --set max_num_seqs=4 · "
+        "k3ctl serve -p gb300-tp16 --node-rank 1 --master-addr tray0",
     )(serve)
 
 
@@ -55,11 +77,16 @@ def serve(
     port: PortOption = None,
     overrides: SetOption = None,
     detach: DetachOption = False,
+    node_rank: RankOption = None,
+    master_addr: MasterOption = None,
+    master_port: MasterPortOption = 29501,
+    skip_checks: ChecksOption = False,
 ) -> CommandResult:
     """Start the engine of a profile and stay in the foreground until it is stopped.
 
     Ctrl-C stops it gracefully, a second Ctrl-C at once. Nothing of it survives this command, however it
-    ends; with --detach it runs on, to be found by `k3ctl ps`, `k3ctl logs` and `k3ctl stop`.
+    ends; with --detach it runs on, to be found by `k3ctl ps`, `k3ctl logs` and `k3ctl stop`. On several
+    nodes run it on each of them: when one fails, all stop.
     """
     from k3ctl.engine import launch
     from k3ctl.profiles import loader
@@ -67,14 +94,18 @@ def serve(
     from k3ctl.profiles.resolve import resolve
 
     resolved = resolve(loader.load(profile), parse_set(overrides or []), os.environ)
+    node = _node(node_rank, master_addr, master_port)
+    if not skip_checks:
+        _check(resolved.profile)
     signal.signal(signal.SIGTERM, _terminated)
     tell = Narrator()
-    engine = launch.launch(resolved, host=host, port=port)
+    engine = launch.launch(resolved, host=host, port=port, node=node, any_version=skip_checks)
     try:
         warnings = _warn(resolved, engine.run)
         tell.line(f"run `{engine.id}`, log {engine.run.engine_log}")
         run = engine.wait_ready(tell.stage)
-        tell.line(f"serving `{run.served_model_name}` at {run.url}/v1")
+        where = f"node {run.node_rank} of the server" if run.node_rank else "serving"
+        tell.line(f"{where} `{run.served_model_name}` at {run.url}/v1")
         if detach:
             engine.detach()
             return _result(run, warnings, _after_detach(run))
@@ -85,6 +116,33 @@ def serve(
     except BaseException:
         engine.stop()
         raise
+
+
+def _node(rank: int | None, address: str | None, port: int) -> Node | None:
+    from k3ctl.engine.command import Node
+
+    if rank is None and address is None:
+        return None
+    if rank is None or address is None:
+        raise UsageError("--node-rank and --master-addr belong together: give both")
+    return Node(rank, address, port)
+
+
+def _check(profile: Profile) -> None:
+    """Refuse what `k3ctl doctor` knows cannot work on this node."""
+    from k3ctl.checks import Severity, evaluate
+    from k3ctl.gpus.collect import reading
+
+    here = profile.requires.model_copy(update={"gpus": profile.requires.gpus_per_node, "nodes": 1})
+    read = reading()
+    findings = evaluate(read.snapshot, read.host, requires=here)
+    failed = [finding for finding in findings if finding.severity is Severity.FAIL]
+    if failed:
+        raise MachineError(
+            f"this machine cannot serve `{profile.name}`",
+            reasons=[f"{finding.title}: {finding.evidence}" for finding in failed],
+            hint=f"`k3ctl doctor --profile {profile.name}` explains; --skip-checks starts all the same",
+        )
 
 
 class Terminated(BaseException):
@@ -127,11 +185,14 @@ def _stopped(engine: RunningEngine, tell: Narrator, interrupted: bool) -> Comman
 
 def _warn(resolved: ResolvedConfig, run: Run) -> list[str]:
     """What is allowed but worth knowing; told at once, and again in the result."""
+    from k3ctl.engine.preflight import KNOWN_VLLM
     from k3ctl.engine.rundir import LOOPBACK
 
     warnings = []
     if run.host not in LOOPBACK and not (resolved.get("api_key") or os.environ.get("VLLM_API_KEY")):
         warnings.append(f"listening on {run.host} without an API key: set VLLM_API_KEY")
+    if run.vllm.split("+")[0] not in KNOWN_VLLM:
+        warnings.append(f"vLLM {run.vllm} is not a version that this k3ctl knows ({', '.join(KNOWN_VLLM)})")
     for warning in warnings:
         output.note(f"warning: {warning}")
     return warnings

@@ -20,6 +20,8 @@ GENERATED = "vllm:generation_tokens_total"
 PROMPTED = "vllm:prompt_tokens_total"
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
+CACHE_USED = "vllm:kv_cache_usage_perc"
+STEPS = "k3_steps_total"
 
 
 class Unreachable(EngineError):
@@ -46,11 +48,15 @@ class Load:
     prompt_tokens: float
     running: float
     waiting: float
+    cache_used: float = 0.0
+    """Share of the cache's blocks in use: it moves while a long prompt is read, when no token counter does."""
+    steps: float = 0.0
+    """Steps that the witness counted; 0 without a witness."""
 
     @property
-    def work(self) -> float:
-        """A number that grows whenever the engine gets anything done."""
-        return self.generated_tokens + self.prompt_tokens
+    def progress(self) -> tuple[float, ...]:
+        """Changes whenever the engine gets anything done."""
+        return (self.generated_tokens, self.prompt_tokens, self.cache_used, self.steps)
 
 
 class Client:
@@ -93,7 +99,8 @@ class Client:
                 f"`{self.url}/metrics` holds no vLLM metrics",
                 hint="is this a vLLM server? was it started with --disable-log-stats?",
             )
-        return Load(*(series.get(name, 0.0) for name in (GENERATED, PROMPTED, RUNNING, WAITING)))
+        names = (GENERATED, PROMPTED, RUNNING, WAITING, CACHE_USED, STEPS)
+        return Load(*(series.get(name, 0.0) for name in names))
 
     def json(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
@@ -135,7 +142,7 @@ def metrics(text: str) -> dict[str, float]:
     """Prometheus text summed by series name; labels are dropped, unreadable lines left out."""
     sums: dict[str, float] = {}
     for line in text.splitlines():
-        if not line or line[0] in "#<":
+        if not line or line[0] in "#<" or ("{" in line) != ("}" in line):
             continue
         name = line.split("{", 1)[0].split(" ", 1)[0]
         try:

@@ -11,15 +11,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from k3ctl.engine import preflight, procs, rundir
+from k3ctl.engine import command, preflight, procs, rundir
 from k3ctl.engine.client import Client
+from k3ctl.engine.command import Node
 from k3ctl.engine.reaper import BOOT
 from k3ctl.engine.rundir import Run
 from k3ctl.engine.stages import LogFollower, Stage, StageTracker
@@ -29,22 +29,9 @@ from k3ctl.errors import EngineError, UsageError
 if TYPE_CHECKING:
     from k3ctl.profiles.resolve import ResolvedConfig
 
-PLUGINS = ("k3_runtime", "k3_witness")
-"""Our plugins: the model with the witness, and the routes that show it."""
-SECRET_OPTIONS = ("--api-key", "--hf-token")
 POLL_S = 0.1
 STOP_S = 40.0
 """After this long an orderly stop has failed and the supervisor is killed; the reaper then clears up."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """What the engine is started with."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    """Variables that k3ctl sets; the rest of the environment is the caller's."""
-    api_key: str | None = None
 
 
 class RunningEngine:
@@ -142,6 +129,8 @@ def start(
     *,
     host: str | None = None,
     port: int | None = None,
+    node: Node | None = None,
+    timing: Mapping[str, float] | None = None,
     on_stage: Callable[[Stage], None] = lambda _: None,
 ) -> RunningEngine:
     """Start the engine and wait until it is ready.
@@ -152,7 +141,7 @@ def start(
         UsageError, MachineError: refused before anything was started.
         EngineError: the engine ended while starting; nothing of it is left.
     """
-    engine = launch(resolved, host=host, port=port)
+    engine = launch(resolved, host=host, port=port, node=node, timing=timing)
     try:
         engine.wait_ready(on_stage)
     except BaseException:
@@ -161,79 +150,60 @@ def start(
     return engine
 
 
-def launch(resolved: ResolvedConfig, *, host: str | None = None, port: int | None = None) -> RunningEngine:
-    """Start the engine and return at once; ``wait_ready`` and ``stop`` are the caller's."""
+def launch(
+    resolved: ResolvedConfig,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    node: Node | None = None,
+    timing: Mapping[str, float] | None = None,
+    any_version: bool = False,
+) -> RunningEngine:
+    """Start the engine and return at once; ``wait_ready`` and ``stop`` are the caller's.
+
+    ``timing`` overrides the supervisor's ``grace_s``, ``canary_timeout_s``, ``stall_s`` and ``idle_s``;
+    ``any_version`` accepts a vLLM that the profile is not made for.
+    """
     python = preflight.interpreter()
+    if not any_version:
+        preflight.version(python, resolved.profile)
+    preflight.nodes(resolved, node)
     host = host if host is not None else str(resolved.get("host", "127.0.0.1"))
     port = port if port is not None else int(resolved.get("port", 8000))
     if not resolved.needs_generated_model:
         preflight.model_directory(resolved.model)
     with _one_at_a_time():
-        port = preflight.free_port(host, port)
-        run = rundir.create(_new_run(resolved, host, port))
-    ipc_dir = Path(tempfile.mkdtemp(prefix="k3-", dir=_short_directory()))
+        for lost in (run for run in rundir.all_runs() if run.status() == "lost"):
+            stop(lost)
+        if node is None or node.rank == 0:
+            port = preflight.free_port(host, port)
+        run = rundir.create(_new_run(resolved, host, port, node, python.vllm))
+    scratch = command.scratch_directories()
     try:
         if resolved.needs_generated_model:
             resolved = resolved.with_model_path(_generate(python.path, resolved, run.dir))
-        command = build(resolved, python, run, ipc_dir, os.environ)
+        built = command.build(resolved, python, run, scratch, os.environ, node)
+        built = dataclasses.replace(built, env={**command.time_limits(resolved), **built.env})
         run = rundir.update(
             run.dir,
-            argv=redacted(command.argv),
-            env={k: v for k, v in command.env.items() if k != "VLLM_API_KEY"},
-            ipc_dir=str(ipc_dir),
+            argv=command.redacted(built.argv),
+            env={k: v for k, v in built.env.items() if k != "VLLM_API_KEY"},
+            scratch=tuple(dict.fromkeys(scratch)),
             tokenizer=str(resolved.get("tokenizer") or resolved.model),
         )
-        return _spawn(run, command)
+        orders = {
+            "argv": list(built.argv),
+            "env": {**os.environ, **built.env},
+            "api_key": built.api_key,
+            "group": command.group(resolved, node),
+            **(timing or {}),
+        }
+        return _spawn(run, orders)
     except BaseException as error:
-        shutil.rmtree(ipc_dir, ignore_errors=True)
+        for directory in scratch:
+            shutil.rmtree(directory, ignore_errors=True)
         rundir.update(run.dir, state="failed", reason=str(error), ended_at=time.time())
         raise
-
-
-def build(
-    resolved: ResolvedConfig,
-    python: preflight.Interpreter,
-    run: Run,
-    ipc_dir: Path,
-    environ: Mapping[str, str],
-) -> Command:
-    """The engine's command line and the variables k3ctl sets for it. Pure."""
-    from k3ctl.profiles import vllm_args
-
-    words = vllm_args.argv(
-        dataclasses.replace(resolved, args={**resolved.args, "host": run.host, "port": run.port})
-    )
-    env = {
-        **resolved.env,
-        "VLLM_PLUGINS": plugins(
-            resolved.env.get("VLLM_PLUGINS", environ.get("VLLM_PLUGINS")), python.plugins
-        ),
-        "VLLM_RPC_BASE_PATH": str(ipc_dir),
-        "K3_WITNESS_DIR": str(run.witness_dir),
-        "PYTHONUNBUFFERED": "1",
-    }
-    key = resolved.get("api_key") or environ.get("VLLM_API_KEY")
-    first_key = key[0] if isinstance(key, list) else key
-    return Command((python.path, "-m", "vllm.entrypoints.cli.main", "serve", *words), env, first_key or None)
-
-
-def plugins(wanted: str | None, installed: Sequence[str]) -> str:
-    """Value of ``VLLM_PLUGINS``: an allow-list, so naming ours must not lose what loads without it."""
-    others = installed if wanted is None else [name for name in wanted.split(",") if name]
-    return ",".join(dict.fromkeys([*PLUGINS, *others]))
-
-
-def redacted(argv: Sequence[str]) -> tuple[str, ...]:
-    """The command line without secrets."""
-    out: list[str] = []
-    hide = False
-    for word in argv:
-        hide = hide and not word.startswith("--")
-        name, equals, _ = word.partition("=")
-        secret = name in SECRET_OPTIONS
-        out.append("***" if hide else f"{name}=***" if secret and equals else word)
-        hide = hide or (secret and not equals)
-    return tuple(out)
 
 
 def stop(run: Run) -> Run:
@@ -281,15 +251,16 @@ def _clear_lost(run: Run) -> None:
     """Take away what a run left whose reaper was killed: its session is still its own."""
     same_boot = run.boot_id == procs.boot_id()
     if run.session and same_boot and procs.started_at(run.session) is None:
-        ipc_dir = Path(run.ipc_dir) if run.ipc_dir else None
-        Territory(run.session, run.dir / "segments", ipc_dir).clear()
+        Territory(run.session, run.dir / "segments", run.scratch).clear()
     if rundir.read(run.dir).state not in rundir.FINAL_STATES:
         rundir.update(run.dir, state="failed", reason="its reaper was killed", ended_at=time.time())
 
 
-def _new_run(resolved: ResolvedConfig, host: str, port: int) -> Run:
+def _new_run(resolved: ResolvedConfig, host: str, port: int, node: Node | None, vllm: str) -> Run:
     names = resolved.get("served_model_name") or [resolved.model]
     reach = "127.0.0.1" if host in rundir.WILDCARDS else host
+    if node is not None and node.rank:
+        reach = node.master_addr
     return Run(
         id=rundir.new_id(resolved.profile.name),
         profile=resolved.profile.name,
@@ -305,6 +276,9 @@ def _new_run(resolved: ResolvedConfig, host: str, port: int) -> Run:
         pid=os.getpid(),
         pid_started=procs.started_at(os.getpid()) or 0,
         boot_id=procs.boot_id(),
+        vllm=vllm,
+        node_rank=node.rank if node else 0,
+        nnodes=int(resolved.get("nnodes") or 1),
     )
 
 
@@ -312,23 +286,17 @@ def _generate(python: str, resolved: ResolvedConfig, run_dir: Path) -> str:
     """Make the model's configuration and tokenizer in a child process: k3ctl never imports the runtime."""
     out = run_dir / "model"
     kind = resolved.profile.model.generated
-    command = [python, "-m", f"runtime.{kind}", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    words = [python, "-m", f"runtime.{kind}", "--out", str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        raise EngineError(
-            f"the {kind} model could not be made: {lines[-1]}", hint=f"run `{' '.join(command)}`"
-        )
+        raise EngineError(f"the {kind} model could not be made: {lines[-1]}", hint=f"run `{' '.join(words)}`")
     return str(out)
 
 
-def _spawn(run: Run, command: Command) -> RunningEngine:
+def _spawn(run: Run, orders: Mapping[str, Any]) -> RunningEngine:
+    """Start the reaper and hand it its orders over a pipe."""
     reading, lifeline = os.pipe()
-    orders = {
-        "argv": list(command.argv),
-        "env": {**os.environ, **command.env},
-        "api_key": command.api_key,
-    }
     root = str(Path(__file__).resolve().parents[2])
     with (run.dir / "supervisor.log").open("ab") as log:
         process = subprocess.Popen(
@@ -344,13 +312,7 @@ def _spawn(run: Run, command: Command) -> RunningEngine:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(json.dumps(orders).encode())
-    return RunningEngine(run, process, lifeline, command.api_key)
-
-
-def _short_directory() -> str:
-    """A directory for sockets: their paths may have 107 bytes, and TMPDIR can be long."""
-    base = tempfile.gettempdir()
-    return base if len(base) <= 40 else "/tmp"
+    return RunningEngine(run, process, lifeline, orders["api_key"])
 
 
 @contextlib.contextmanager

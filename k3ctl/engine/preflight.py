@@ -12,9 +12,15 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from k3ctl.engine import procs, rundir
 from k3ctl.errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from k3ctl.engine.command import Node
+    from k3ctl.profiles.resolve import ResolvedConfig
+    from k3ctl.profiles.schema import Profile
 
 KNOWN_VLLM = ("0.33.0",)
 """Versions that the runtime was written for and tested with."""
@@ -50,11 +56,6 @@ class Interpreter:
     torch: str | None
     plugins: tuple[str, ...]
     """Names of the installed vLLM plugins that load by default."""
-
-    @property
-    def known(self) -> bool:
-        """Whether this vLLM is one that the runtime knows."""
-        return self.vllm.split("+")[0] in KNOWN_VLLM
 
 
 def interpreter() -> Interpreter:
@@ -140,6 +141,43 @@ class PortInUse(MachineError):
     """Somebody listens on the wanted port already."""
 
     code = "port-in-use"
+
+
+def version(python: Interpreter, profile: Profile) -> None:
+    """Refuse a vLLM that the profile is not made for.
+
+    Raises:
+        MachineError: it is outside the profile's range.
+    """
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    wanted = profile.requires.vllm
+    try:
+        fits = SpecifierSet(wanted, prereleases=True).contains(Version(python.vllm))
+    except InvalidVersion:
+        fits = False
+    if not fits:
+        raise MachineError(
+            f"`{profile.name}` needs vLLM {wanted}, `{python.path}` has {python.vllm}",
+            hint="install a version in that range, or start all the same with --skip-checks",
+        )
+
+
+def nodes(resolved: ResolvedConfig, node: Node | None) -> None:
+    """Refuse a launch over several nodes without this node's place in it, and a place without such a launch.
+
+    Raises:
+        UsageError: the two disagree.
+    """
+    count = int(resolved.get("nnodes") or 1)
+    if count > 1 and node is None:
+        raise UsageError(
+            f"this configuration spans {count} nodes: say which one this is",
+            hint="add `--node-rank 0 --master-addr ADDRESS` here, and the other ranks on the other nodes",
+        )
+    if node is not None and not 0 <= node.rank < count:
+        raise UsageError(f"--node-rank {node.rank} is not one of this configuration's {count} nodes")
 
 
 def model_directory(model: str) -> None:

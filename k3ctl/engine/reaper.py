@@ -1,7 +1,7 @@
 """The process between k3ctl and the engine that leaves nothing behind, whatever dies.
 
 It leads the run's session, adopts orphans, waits until its supervisor has ended in whatever way, and then
-clears the run's territory: processes, shared-memory segments, socket directory. It does nothing else, so that
+clears the run's territory: processes, shared-memory segments, scratch directories. It does nothing else, so that
 it has no reason to fail. When it is killed itself, the kernel signals the supervisor, which stops the engine
 and clears up; when both are killed the kernel signals the engine. Standard library only.
 """
@@ -22,6 +22,8 @@ from k3ctl.engine.territory import Territory
 from k3ctl.errors import K3Error
 
 TICK_S = 0.25
+FIRM = 2
+"""Exit status of a supervisor that was asked not to wait."""
 _STOP = (signal.SIGTERM, signal.SIGINT)
 BOOT = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from k3ctl.engine.reaper import main; sys.exit(main())"
@@ -40,7 +42,7 @@ def main() -> int:
     run = rundir.update(
         path, pid=me, session=me, pid_started=procs.started_at(me) or 0, boot_id=procs.boot_id()
     )
-    territory = Territory(me, path / "segments", Path(run.ipc_dir), reaps=True)
+    territory = Territory(me, path / "segments", run.scratch, reaps=True)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP, signal.SIGCHLD})
     child = os.fork()
@@ -49,7 +51,8 @@ def main() -> int:
     if lifeline >= 0:
         os.close(lifeline)
     status = _wait(child, territory)
-    territory.clear(log=_note)
+    firm = os.waitstatus_to_exitcode(status) == FIRM
+    territory.clear(grace_s=0.5 if firm else 3.0, log=_note)
     _last_word(path, status)
     return 0
 
@@ -60,13 +63,14 @@ def _supervise(path: Path, orders: Orders, lifeline: int, territory: Territory) 
         procs.die_with_parent(signal.SIGTERM)
         procs.become_subreaper()
         procs.set_name("k3ctl-supervise")
-        Supervisor(path, orders, lifeline).run()
+        supervisor = Supervisor(path, orders, lifeline, territory)
+        supervisor.run()
         if os.getppid() != territory.session:
             territory.clear(log=_note)
     except BaseException as error:
         _note(f"supervisor failed: {type(error).__name__}: {error}")
         return 1
-    return 0
+    return FIRM if supervisor.firm else 0
 
 
 def _wait(child: int, territory: Territory) -> int:

@@ -58,7 +58,8 @@ class Run:
     supervisor_pid: int = 0
     engine_pid: int = 0
     """vLLM's API server (on a headless node its launcher)."""
-    ipc_dir: str = ""
+    scratch: tuple[str, ...] = ()
+    """Directories for sockets and temporary files; they go with the run."""
     ready_at: float | None = None
     ended_at: float | None = None
     exit_code: int | None = None
@@ -67,6 +68,8 @@ class Run:
     """Why the run ended, or what is wrong with it now."""
     findings: tuple[Mapping[str, Any], ...] = ()
     """What the watch saw: ``{"at", "kind", "text", "files"}``."""
+    vllm: str = ""
+    """Version of vLLM in the engine's Python."""
     node_rank: int = 0
     nnodes: int = 1
     gpus: tuple[str, ...] = ()
@@ -202,7 +205,7 @@ def all_runs() -> list[Run]:
 
 def latest_live() -> Run | None:
     """The youngest run that is ready, else the youngest that is starting, else None."""
-    live = [run for run in all_runs() if run.live()]
+    live = [run for run in all_runs() if run.live() and run.node_rank == 0]
     ready = [run for run in live if run.state == "ready"]
     return next(iter(ready or live), None)
 
@@ -252,7 +255,8 @@ def quiet(path: Path) -> Iterator[None]:
 
 def _by_url(url: str) -> Run:
     wanted = address_of(url)
-    matches = [run for run in all_runs() if address_of(run.url) == wanted]
+    # only node 0 of a launch over several nodes has the server
+    matches = [run for run in all_runs() if run.node_rank == 0 and address_of(run.url) == wanted]
     found = next((run for run in matches if run.live()), None) or next(iter(matches), None)
     if found is None:
         raise UsageError(f"no run of this user serves `{url}`", hint="see `k3ctl ps --all`")

@@ -18,21 +18,28 @@ from pathlib import Path
 from k3ctl.engine import procs
 
 SHM = Path("/dev/shm")
+SCRATCH_PREFIX = "k3-"
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 
 
 class Territory:
-    """Processes, segments and socket directory of one run.
+    """Processes, segments and scratch directories of one run.
 
     ``session`` is the pid of the run's reaper, ``record`` a file that lists the segments seen so far, so that
     whoever clears up later knows them; ``reaps`` says that the caller adopts orphans and collects them here.
     """
 
     def __init__(
-        self, session: int, record: Path, ipc_dir: Path | None = None, *, reaps: bool = False, shm: Path = SHM
+        self,
+        session: int,
+        record: Path,
+        scratch: Iterable[str] = (),
+        *,
+        reaps: bool = False,
+        shm: Path = SHM,
     ) -> None:
         self.session = session
-        self.ipc_dir = ipc_dir
+        self._scratch = tuple(scratch)
         self._reaps = reaps
         self._record = record
         self._shm = shm
@@ -80,7 +87,7 @@ class Territory:
         grace_s: float = 3.0,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Stop every process of the run, then remove its segments and socket directory. Safe to repeat."""
+        """Stop every process of the run, then remove its segments and scratch directories."""
         skip = {os.getpid(), *besides}
         members = self._freeze(skip)
         for process in members:
@@ -89,8 +96,10 @@ class Territory:
         if members and not self._gone(skip, grace_s):
             self._kill(skip, log)
         self._remove_segments(log)
-        if self.ipc_dir is not None:
-            shutil.rmtree(self.ipc_dir, ignore_errors=True)
+        for directory in self._scratch:
+            # the list comes from a file: whatever stands in it, only directories of this kind are removed
+            if Path(directory).name.startswith(SCRATCH_PREFIX):
+                shutil.rmtree(directory, ignore_errors=True)
 
     def _freeze(self, skip: set[int]) -> list[procs.Process]:
         """Halt all members and note their segments: none is made between the look and the signal that follows."""

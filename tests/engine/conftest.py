@@ -64,9 +64,7 @@ def leftovers(state_dir: Path) -> Iterator[Callable[[], dict[str, list[str]]]]:
                 if p.session in sessions and p.state not in "ZX"
             ],
             "segments": sorted(shared_memory() & recorded()),
-            "sockets": [
-                run.ipc_dir for run in rundir.all_runs() if run.ipc_dir and Path(run.ipc_dir).exists()
-            ],
+            "scratch": [path for run in rundir.all_runs() for path in run.scratch if Path(path).exists()],
         }
 
     yield look

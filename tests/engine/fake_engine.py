@@ -121,6 +121,8 @@ def serve() -> None:
     reading, writing = os.pipe()
     core = subprocess.Popen([sys.executable, __file__, "core", str(writing)], pass_fds=(writing,))
     os.close(writing)
+    if "--headless" in sys.argv:
+        sys.exit(core.wait())
     for k in range(1, 4):
         log(
             "Worker_TP0",

@@ -9,16 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_helpers import NOTHING, until
+from engine_helpers import NOTHING, pids, tiny, until
 
 from k3ctl.engine import launch, procs, rundir
 from k3ctl.errors import EngineError, K3Error, MachineError, UsageError
-from k3ctl.profiles import loader
-from k3ctl.profiles.resolve import resolve
-
-
-def tiny(**overrides: str):
-    return resolve(loader.load("cpu-tiny"), overrides)
 
 
 def test_a_started_engine_is_ready_and_stops_without_a_trace(fake_python, leftovers):
@@ -209,16 +203,3 @@ def test_a_disk_that_is_full_costs_log_lines_but_not_the_engine(
         signal.signal(signal.SIGXFSZ, previous)
     assert engine.run.state == "stopped"
     assert leftovers() == NOTHING
-
-
-def pids(run) -> dict[str, int]:
-    """Pids of a run by role, from the process tree."""
-    by_parent = {p.ppid: p.pid for p in procs.everyone() if p.session == run.session}
-    core = by_parent[run.engine_pid]
-    return {
-        "engine": run.engine_pid,
-        "core": core,
-        "worker": by_parent[core],
-        "supervisor": run.supervisor_pid,
-        "reaper": run.pid,
-    }

@@ -1,0 +1,149 @@
+"""The engine's command line and environment: what a resolved configuration becomes on this node."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from k3ctl.engine import limits
+from k3ctl.engine.rundir import Run
+from k3ctl.engine.territory import SCRATCH_PREFIX
+
+if TYPE_CHECKING:
+    from k3ctl.engine.preflight import Interpreter
+    from k3ctl.profiles.resolve import ResolvedConfig
+
+PLUGINS = ("k3_runtime", "k3_witness")
+"""Our plugins: the model with the witness, and the routes that show it."""
+HEARTBEAT_OFFSET = 100
+"""Supervisors talk on vLLM's master port plus this."""
+SECRET_OPTIONS = ("--api-key", "--hf-token")
+
+
+@dataclass(frozen=True)
+class Node:
+    """This node's place in a launch over several nodes."""
+
+    rank: int
+    master_addr: str
+    master_port: int = 29501
+
+    @property
+    def heartbeat_port(self) -> int:
+        """Where node 0's supervisor listens for the others'."""
+        return self.master_port + HEARTBEAT_OFFSET
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the engine is started with."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """Variables that k3ctl sets; the rest of the environment is the caller's."""
+    api_key: str | None = None
+
+
+def build(
+    resolved: ResolvedConfig,
+    python: Interpreter,
+    run: Run,
+    scratch: tuple[str, str],
+    environ: Mapping[str, str],
+    node: Node | None = None,
+) -> Command:
+    """The engine's command line and the variables that k3ctl sets for it."""
+    from k3ctl.profiles import vllm_args
+
+    args = {**resolved.args, "host": run.host, "port": run.port}
+    if node is not None:
+        args |= {"node_rank": node.rank, "master_addr": node.master_addr, "master_port": node.master_port}
+        args |= {"headless": True} if node.rank else {}
+    words = vllm_args.argv(dataclasses.replace(resolved, args=args))
+    env = {
+        **resolved.env,
+        "VLLM_PLUGINS": plugins(
+            resolved.env.get("VLLM_PLUGINS", environ.get("VLLM_PLUGINS")), python.plugins
+        ),
+        "VLLM_RPC_BASE_PATH": scratch[0],
+        "TMPDIR": scratch[1],
+        # a cache, not scratch: it stays where torch would put it
+        "TORCHINDUCTOR_CACHE_DIR": environ.get("TORCHINDUCTOR_CACHE_DIR") or _inductor_cache(),
+        "K3_WITNESS_DIR": str(run.witness_dir),
+        "PYTHONUNBUFFERED": "1",
+    }
+    key = resolved.get("api_key") or environ.get("VLLM_API_KEY")
+    first_key = key[0] if isinstance(key, list) else key
+    return Command((python.path, "-m", "vllm.entrypoints.cli.main", "serve", *words), env, first_key or None)
+
+
+def plugins(wanted: str | None, installed: Sequence[str]) -> str:
+    """Value of ``VLLM_PLUGINS``: an allow-list, so naming ours must not lose what loads without it."""
+    others = installed if wanted is None else [name for name in wanted.split(",") if name]
+    return ",".join(dict.fromkeys([*PLUGINS, *others]))
+
+
+def redacted(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command line without secrets."""
+    out: list[str] = []
+    hide = False
+    for word in argv:
+        hide = hide and not word.startswith("--")
+        name, equals, _ = word.partition("=")
+        secret = name in SECRET_OPTIONS
+        out.append("***" if hide else f"{name}=***" if secret and equals else word)
+        hide = hide or (secret and not equals)
+    return tuple(out)
+
+
+def group(resolved: ResolvedConfig, node: Node | None) -> dict[str, Any] | None:
+    """Fields of the ``peers.Group`` of a launch over several nodes."""
+    if node is None:
+        return None
+    nodes = int(resolved.get("nnodes"))
+    launch_id = f"{resolved.profile.name} {nodes} {node.master_addr}:{node.master_port}"
+    return {
+        "rank": node.rank,
+        "nodes": nodes,
+        "address": node.master_addr,
+        "port": node.heartbeat_port,
+        "token": hashlib.sha256(launch_id.encode()).hexdigest()[:16],
+    }
+
+
+def time_limits(resolved: ResolvedConfig) -> dict[str, str]:
+    """Start-up limits for a model that is read or downloaded; a generated one needs none."""
+    if resolved.profile.model.generated is not None:
+        return {}
+    checkpoint = limits.find(resolved.model, resolved.profile.model.revision, os.environ)
+    if checkpoint is not None:
+        rate = limits.read_rate(checkpoint.files)
+        checkpoint = dataclasses.replace(checkpoint, read_bytes_s=rate)
+    return limits.variables(checkpoint, {**os.environ, **resolved.env})
+
+
+def scratch_directories() -> tuple[str, str]:
+    """Directories for sockets and for temporary files; one and the same unless TMPDIR is too long for a socket.
+
+    A socket's path may have 107 bytes, and vLLM appends 36 or more.
+    """
+    base = tempfile.gettempdir()
+    temporary = tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=base)
+    return (
+        temporary if len(temporary) <= 60 else tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir="/tmp")
+    ), temporary
+
+
+def _inductor_cache() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return str(Path(tempfile.gettempdir()) / f"torchinductor_{user}")

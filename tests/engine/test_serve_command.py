@@ -1,0 +1,165 @@
+"""`k3ctl serve`, `ps`, `logs`, `stop` as people and scripts meet them, with the fake engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from engine_helpers import NOTHING, until
+
+from k3ctl import cli
+from k3ctl.engine import rundir
+from k3ctl.engine.client import Client
+
+ROOT = Path(cli.__file__).parents[1]
+
+
+class Child:
+    """A k3ctl process; its stderr goes to a file, so that it can be read while it runs."""
+
+    def __init__(self, *words: str) -> None:
+        self._err = tempfile.NamedTemporaryFile("w+", prefix="k3ctl-stderr-")  # noqa: SIM115 - kept open
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "k3ctl", *words],
+            stdout=subprocess.PIPE,
+            stderr=self._err,
+            text=True,
+            env=env,
+        )
+
+    def err(self) -> str:
+        return Path(self._err.name).read_text()
+
+    def said(self, text: str) -> Child:
+        until(lambda: text in self.err() or self.process.poll() is not None, 90)
+        assert text in self.err()
+        return self
+
+    def ended(self) -> tuple[int, str, str]:
+        out, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, out, self.err()
+
+
+def serving(*words: str) -> tuple[Child, rundir.Run]:
+    child = Child("serve", "-p", "cpu-tiny", "--port", "0", *words).said("Ctrl-C stops it")
+    run = rundir.latest_live()
+    assert run is not None
+    return child, run
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)], ids=["ctrl-c", "sigterm"]
+)
+def test_a_signal_stops_the_engine_cleanly(how, code, fake_python, leftovers):
+    child, run = serving()
+    child.process.send_signal(how)
+    returned, out, err = child.ended()
+    assert (returned, out) == (code, ""), err
+    assert f"serving `k3-tiny` at {run.url}/v1" in err and err.strip().endswith("stopped")
+    assert "Traceback" not in err
+    assert leftovers() == NOTHING
+
+
+def test_a_second_ctrl_c_during_load_stops_a_stubborn_engine_at_once(fake_python, leftovers, monkeypatch):
+    monkeypatch.setenv("FAKE_STUBBORN", "1")
+    child, run = serving()
+    body = {"model": "k3-tiny", "prompt": [0], "max_tokens": 1, "fake_s": 60}
+    client = Client(run.url, timeout_s=60)
+    load = threading.Thread(target=lambda: _ignore(client.json, "/v1/completions", body), daemon=True)
+    load.start()
+    until(lambda: Client(run.url).load().running == 1)
+    child.process.send_signal(signal.SIGINT)
+    until(lambda: rundir.read(run.dir).state == "stopping")
+    child.process.send_signal(signal.SIGINT)
+    returned, _, err = child.ended()
+    assert returned == 130 and "Traceback" not in err
+    assert rundir.read(run.dir).exit_code == -signal.SIGKILL
+    assert leftovers() == NOTHING
+
+
+def test_an_engine_that_dies_while_serving_is_exit_code_4_with_the_first_cause(fake_python, leftovers):
+    child, run = serving()
+    os.kill(run.engine_pid, signal.SIGKILL)
+    returned, _, err = child.ended()
+    assert returned == 4
+    assert "error: the engine was killed by SIGKILL while serving" in err
+    assert "Out of memory: Killed process" in err
+    assert leftovers() == NOTHING
+
+
+def test_detach_ps_logs_and_stop(fake_python, leftovers, capsys):
+    returned, out, err = Child("serve", "-p", "cpu-tiny", "--port", "0", "--detach", "--json").ended()
+    assert returned == 0, err
+    data = json.loads(out)["data"]
+    assert (data["state"], data["served_model_name"]) == ("ready", "k3-tiny")
+
+    assert cli.main(["ps", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["data"]["runs"]
+    assert listed["id"] == data["id"] and listed["url"] == data["url"]
+
+    assert cli.main(["logs", "-n", "3"]) == 0
+    assert capsys.readouterr().out.count("\n") == 3
+
+    assert cli.main(["triage", "--run", data["id"]]) == 0
+    assert "no incident found" in capsys.readouterr().out
+
+    assert cli.main(["stop", data["id"][-4:]]) == 0
+    assert capsys.readouterr().out == f"{data['id']}: stopped\n"
+    assert leftovers() == NOTHING
+    assert cli.main(["ps", "--all"]) == 0
+    assert "stopped" in capsys.readouterr().out
+
+
+def test_logs_follow_until_the_engine_ends(fake_python, leftovers):
+    child, run = serving()
+    follower = Child("logs", "-f", "-n", "1000")
+    assert "version 0.33.0" in follower.process.stdout.readline()
+    child.process.terminate()
+    returned, _, err = follower.ended()
+    assert returned == 0, err
+    assert child.ended()[0] == 0
+    assert rundir.read(run.dir).state == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["serve", "-p", "cpu-tinny"], 2, "did you mean `cpu-tiny`?"),
+        (["serve", "-p", "cpu-tiny", "--set", "max_num_seq=3"], 2, "max_num_seqs"),
+        (["serve", "-p", "cpu-tiny", "--port", "70000"], 2, "port 70000"),
+        (["serve", "-p", "cpu-tiny", "--host", "203.0.113.9"], 2, "cannot listen on `203.0.113.9`"),
+        (["serve", "-p", "cpu-tiny", "--node-rank", "1"], 2, "--master-addr belong together"),
+        (["serve", "-p", "cpu-tiny", "--node-rank", "1", "--master-addr", "127.0.0.1"], 2, "1 nodes"),
+        (["serve", "-p", "cpu-tiny", "--set", "nnodes=2"], 2, "say which one this is"),
+        (["stop"], 2, "no engine is running"),
+        (["stop", "nosuch"], 2, "no run `nosuch`"),
+        (["logs"], 2, "no engine is running"),
+    ],
+    ids=lambda value: "-".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_clear_line_and_starts_nothing(words, code, says, fake_python, state_dir, capsys):
+    assert cli.main(words) == code
+    captured = capsys.readouterr()
+    assert captured.out == "" and says in captured.err and "Traceback" not in captured.err
+    assert not (state_dir / "runs").exists()
+
+
+def test_an_open_address_without_an_api_key_is_warned_about(fake_python, leftovers):
+    child = Child("serve", "-p", "cpu-tiny", "--port", "0", "--host", "0.0.0.0", "--detach")
+    assert "warning: listening on 0.0.0.0 without an API key" in child.ended()[2]
+    assert cli.main(["stop", "--all"]) == 0
+
+
+def _ignore(call, *args) -> None:
+    try:
+        call(*args)
+    except Exception:
+        return
