@@ -16,7 +16,20 @@ from k3ctl.checks.products import Kind, chip_of
 from k3ctl.checks.rules.gpu import RECOVERY_ACTIONS
 from k3ctl.gpus import Refused, Snapshot
 from k3ctl.gpus.types import Fabric, Gpu, GpuProcess, Link, Memory, Node, NvmlSystem
-from k3ctl.host.types import Copy, Disk, Host, Port, Probe, Process, Service, Setting
+from k3ctl.host.types import (
+    Copy,
+    Disk,
+    Host,
+    ImexDomain,
+    ImexNode,
+    Library,
+    Port,
+    Probe,
+    Process,
+    Service,
+    Setting,
+    Xid,
+)
 from k3ctl.profiles.schema import Requires
 
 Load = Callable[[str], Snapshot]
@@ -238,6 +251,71 @@ def test_memory_held_by_a_process_that_is_not_visible_is_found(load: Load) -> No
     assert ids(used) == {"gpu.memory-held"}
 
 
+@pytest.mark.parametrize(
+    ("reasons", "found"),
+    [
+        (0x1, set()),
+        (0x4, set()),
+        (0x48, {"clock.hw-thermal-slowdown"}),
+        (0x80, {"clock.hw-slowdown"}),
+        (0x8, {"clock.hw-slowdown"}),
+        (0x20, {"clock.sw-thermal-slowdown"}),
+    ],
+    ids=["idle", "power-cap", "hw-thermal", "power-brake", "hw-slowdown", "sw-thermal"],
+)
+def test_clock_event_reasons(load: Load, reasons: int, found: set[str]) -> None:
+    assert ids(with_gpu(load("hgx-h200"), 2, clock_event_reasons=reasons)) == found
+
+
+def test_uncorrected_errors_are_a_finding_unless_a_remap_explains_them(load: Load) -> None:
+    board = load("hgx-h200")
+    ecc = replace(board.nodes[0].gpus[0].ecc, volatile_uncorrected=3)
+    assert ids(with_gpu(board, 0, ecc=ecc)) == {"memory.uncorrected-ecc"}
+    rows = replace(board.nodes[0].gpus[0].remapped_rows, pending=1)  # type: ignore[type-var]
+    assert ids(with_gpu(board, 0, ecc=ecc, remapped_rows=rows)) == {"memory.remap-pending"}
+
+
+def test_a_missing_binding_is_not_taken_for_a_missing_driver() -> None:
+    node = Node("n", nvml=NvmlSystem(error=Refused("BindingNotInstalled")))
+    assert ids(Snapshot((node,))) == {"driver.binding-missing"}
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ({"NCCL_P2P_DISABLE": "0"}, set()),
+        ({"NCCL_P2P_DISABLE": "1"}, {"env.p2p-disabled"}),
+        ({"NCCL_P2P_LEVEL": "loc"}, {"env.p2p-disabled"}),
+        ({"NCCL_P2P_LEVEL": "NVL"}, set()),
+        ({"VLLM_BATCH_INVARIANT": "1"}, {"env.batch-invariant"}),
+        ({"VLLM_ENGINE_READY_TIMEOUT_S": "3600"}, set()),
+        ({"HF_HOME": "/home/u/hf", "HF_HUB_CACHE": "/data"}, set()),
+    ],
+    ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
+)
+def test_environment_rules(load: Load, env: dict[str, str], found: set[str]) -> None:
+    assert ids(changed(load("hgx-b300"), env=env)) == found
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [(31, "xid.application"), (48, "xid.hardware"), (145, "xid.hardware"), (999, "xid.other")],
+)
+def test_xids_are_classed(load: Load, code: int, found: str) -> None:
+    board = load("hgx-b300")
+    host = Host(board.nodes[0].hostname, xids=(Xid("00000000:1B:00.0", code, 7, "python", "text"),))
+    assert ids(board, host) == {found}
+
+
+def test_a_degraded_imex_domain_without_an_explanation_is_still_a_finding(load: Load) -> None:
+    node = ImexNode(0, "192.0.2.1", status="READY", links={"1": "RECOVERING"})
+    tray = load("gb300-nvl72-tray")
+    host = Host(tray.nodes[0].hostname, imex_domain=ImexDomain("DEGRADED", (node,)))
+    (finding,) = evaluate(tray, host)
+    assert finding.id == "imex.domain-state"
+    assert "0→1 RECOVERING" in finding.evidence
+
+
 def test_confidential_computing_is_a_finding(load: Load) -> None:
     snapshot = load("hgx-h200")
     state = replace(snapshot.nodes[0].nvml.confidential_compute, feature=1)  # type: ignore[type-var]
@@ -437,6 +515,15 @@ def test_skew_of_drivers_nccl_and_engine_between_hosts(load: Load) -> None:
     }
     found = {finding.id for finding in evaluate(snapshot, hosts)}
     assert found == {"vllm.mismatch-between-nodes", "cluster.collected-apart"}
+    hosts[one] = Host(one, packages={"torch": "2.13.0"}, libraries=(Library("nccl", "", "2.28.9"),))
+    hosts[two] = Host(two, packages={"torch": "2.14.0"}, libraries=(Library("nccl", "", "2.30.7"),))
+    found = {finding.id for finding in evaluate(snapshot, hosts)}
+    assert found == {"torch.mismatch-between-nodes", "nccl.mismatch-between-nodes"}
+
+
+def test_different_products_in_one_group_are_a_finding(load: Load) -> None:
+    two = Snapshot((load("hgx-b300").nodes[0], load("hgx-h200").nodes[0]))
+    assert "product.mixed" in ids(two)
 
 
 def test_imex_missing_on_one_tray_of_two_blocks_the_group(load: Load) -> None:
