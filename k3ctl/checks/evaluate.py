@@ -22,15 +22,17 @@ Hosts = Host | Mapping[str, Host] | None
 """Facts beside the GPUs: one host for a one-node snapshot, or a mapping by host name."""
 
 
-def evaluate(snapshot: Snapshot, host: Hosts = None, requires: Requires | None = None) -> list[Finding]:
+def evaluate(
+    snapshot: Snapshot, host: Hosts = None, requires: Requires | None = None, tensor_parallel: int = 0
+) -> list[Finding]:
     """Every finding about ``snapshot``, worst first.
 
-    Without ``host`` only the rules about GPUs, services and environment can speak. With ``requires`` (a
-    profile's section) its demands are judged too, and findings about what the profile does not need are left
-    out.
+    Without ``host`` only the rules about GPUs, services and environment can speak. With ``requires`` (a profile's
+    section) its demands are judged too, and findings about what the profile does not need are left out;
+    ``tensor_parallel`` is the group that has to be in one NVLink domain (0: all of the profile's GPUs).
     """
     views = [view_of(node, _host_of(node, host, len(snapshot.nodes))) for node in snapshot.nodes]
-    cluster = ClusterView(views, domains(snapshot), requires)
+    cluster = ClusterView(views, domains(snapshot), requires, tensor_parallel)
     found = sort([*_node_findings(views), *_cluster_findings(cluster)])
     return found if requires is None else [finding for finding in found if concerns(finding, requires)]
 

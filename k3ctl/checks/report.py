@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from k3ctl.checks.domains import Domain, domains
 from k3ctl.checks.evaluate import evaluate, sort
-from k3ctl.checks.finding import Finding, Severity
+from k3ctl.checks.finding import Area, Finding, Severity
 from k3ctl.checks.merge import Gathered
+from k3ctl.checks.products import classify
 from k3ctl.checks.verdict import Verdict, verdict
 from k3ctl.gpus.files import to_json
 from k3ctl.gpus.types import Snapshot
@@ -18,18 +19,24 @@ from k3ctl.host.types import SCHEMA as HOST_SCHEMA
 from k3ctl.host.types import Host
 
 if TYPE_CHECKING:
-    from k3ctl.profiles.schema import Profile, Requires
+    from k3ctl.profiles.schema import Profile
 
 SCHEMA = "k3ctl.doctor/1"
 
 
 @dataclass(frozen=True, slots=True)
 class Runnable:
-    """Whether a profile's requirements are met by the hosts of a report; ``reasons`` say why not."""
+    """Whether a profile's requirements are met by the hosts of a report; ``reasons`` say why not.
+
+    ``hosts`` is how many hosts the profile needs when this report covers fewer (their own share was judged), else 0.
+    ``other_hardware`` is set when there is not one GPU of the kind it needs.
+    """
 
     profile: str
     possible: bool
     reasons: tuple[str, ...] = ()
+    hosts: int = 0
+    other_hardware: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +85,32 @@ def judge(gathered: Gathered, *, profile: Profile | None = None, profiles: Itera
         hosts=hosts,
         verdict=verdict(snapshot),
         domains=tuple(domains(snapshot)),
-        findings=tuple(sort([*evaluate(snapshot, hosts, requires), *gathered.findings])),
-        runnable=tuple(_runnable(p.name, p.requires, snapshot, hosts) for p in profiles),
+        findings=tuple(sort([*evaluate(snapshot, hosts, requires, _group(profile)), *gathered.findings])),
+        runnable=tuple(_runnable(p, snapshot, hosts) for p in profiles),
         profile=profile.name if profile else None,
         notes=gathered.notes,
     )
 
 
-def _runnable(name: str, requires: Requires, snapshot: Snapshot, hosts: Mapping[str, Host]) -> Runnable:
-    failed = [f for f in evaluate(snapshot, hosts, requires) if f.severity is Severity.FAIL]
-    own = [f for f in failed if f.id.startswith("profile.")] or failed
-    return Runnable(name, not failed, tuple(dict.fromkeys(finding.evidence for finding in own)))
+def _group(profile: Profile | None) -> int:
+    """The profile's tensor-parallel size; 0 when it does not say."""
+    size = profile.serve.args.get("tensor_parallel_size", 0) if profile else 0
+    return size if isinstance(size, int) else 0
+
+
+def _runnable(profile: Profile, snapshot: Snapshot, hosts: Mapping[str, Host]) -> Runnable:
+    requires = profile.requires
+    found = evaluate(snapshot, hosts, requires, _group(profile))
+    failed = [finding for finding in found if finding.severity is Severity.FAIL]
+    own = [finding for finding in failed if finding.area is Area.PROFILE] or failed
+    chips = {classify(node).chip for node in snapshot.nodes}
+    return Runnable(
+        profile=profile.name,
+        possible=not failed,
+        reasons=tuple(dict.fromkeys(finding.evidence for finding in own)),
+        hosts=requires.nodes if len(snapshot.nodes) < requires.nodes else 0,
+        other_hardware=bool(requires.gpus and requires.gpu) and not chips & set(requires.gpu),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,20 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All hosts of a group, and what a profile requires of them (None: nothing was asked)."""
+    """All hosts of a group, and what a profile requires of them (None: nothing was asked).
+
+    ``tensor_parallel`` is the profile's group size, which has to fit into one NVLink domain; 0 means all its GPUs.
+    """
 
     views: Sequence[NodeView]
     domains: Sequence[Domain]
     requires: Requires | None = None
+    tensor_parallel: int = 0
+
+
+def size_text(size: int) -> str:
+    """A size for people: ``64 MiB``, ``101.8 GiB``."""
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}".replace(".0 ", " ")
+    return f"{size} B"

@@ -14,7 +14,7 @@ from k3ctl.checks.captures.folder import sniff
 from k3ctl.checks.captures.words import plain, size_bytes
 from k3ctl.checks.merge import Gathered
 from k3ctl.errors import UsageError
-from k3ctl.gpus.types import Fabric
+from k3ctl.gpus.types import Fabric, Memory
 from k3ctl.profiles.schema import Requires
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -269,6 +269,35 @@ def test_a_transcript_holds_the_output_of_other_tools_too(tmp_path: Path) -> Non
     path.write_text(f"$ ulimit -n\n1024\n$ nvidia-smi -L\n{listing}", encoding="utf-8")
     gathered = read_folder(path)
     assert {f.id for f in evaluate(gathered.snapshot, gathered.hosts)} == {"gpu.missing", "host.nofile"}
+
+
+def test_a_whole_query_tells_name_memory_mig_and_recovery(tmp_path: Path) -> None:
+    lines = [
+        "==============NVSMI LOG==============",
+        "Driver Version                            : 580.105.08",
+        "CUDA Version                              : 13.0",
+        "Attached GPUs                             : 1",
+        "GPU 00000000:1B:00.0",
+        "    Product Name                          : NVIDIA B300 SXM6 AC",
+        "    GPU UUID                              : GPU-1",
+        "    MIG Mode",
+        "        Current                           : Enabled",
+        "        Pending                           : Enabled",
+        "    GPU Recovery Action                   : GPU Reset",
+        "    FB Memory Usage",
+        "        Total                             : 275040 MiB",
+        "        Used                              : 4 MiB",
+        "    BAR1 Memory Usage",
+        "        Total                             : 1 MiB",
+        "    Processes                             : None",
+    ]
+    path = tmp_path / "q.txt"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    node = read_folder(path).snapshot.nodes[0]
+    (gpu,) = node.gpus
+    assert (node.nvml.driver, node.nvml.cuda_driver) == ("580.105.08", 13000)
+    assert (gpu.name, gpu.in_mig_mode, gpu.recovery_action) == ("NVIDIA B300 SXM6 AC", True, 1)
+    assert gpu.memory == Memory(275040 * 2**20, 275036 * 2**20, 4 * 2**20)
 
 
 # bad input

@@ -486,6 +486,14 @@ def test_one_tray_of_four_judges_its_own_share_and_says_so(load: Load) -> None:
     assert ids(load("gb300-nvl72-4trays"), None, tp16) == set()
 
 
+def test_only_the_tensor_parallel_group_has_to_be_in_one_domain(load: Load) -> None:
+    board = load("hgx-h200").nodes[0]
+    two = Snapshot((board, replace(board, hostname="other")))
+    tp8_pp2 = Requires(gpu=("H200",), gpus=16, nodes=2, nvlink_domain=True)
+    assert {f.id for f in evaluate(two, None, tp8_pp2, 8)} == set()
+    assert {f.id for f in evaluate(two, None, tp8_pp2)} == {"profile.nvlink-domain"}
+
+
 def test_a_profile_leaves_out_what_it_does_not_need(load: Load) -> None:
     snapshot = changed(load("hgx-h200"), env={"NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0"})
     assert ids(snapshot) == {"multicast.env-disabled", "env.mnnvl-disabled"}

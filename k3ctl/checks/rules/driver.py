@@ -34,7 +34,7 @@ CUDA_ERRORS = {
     Area.DRIVER,
     "No NVIDIA driver on this machine",
     blocks=GPU_PROFILES,
-    remedy="`cpu-tiny` needs none; on a GPU host install the driver, a container start with GPUs",
+    remedy="`cpu-tiny` needs none; on a GPU host install the driver, or start the container with GPUs",
     sources=(NVML_API,),
 )
 def library_not_found(view: NodeView) -> Iterator[Hit]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
 from k3ctl.checks.products import GPU_KINDS, Kind
-from k3ctl.checks.view import NodeView
+from k3ctl.checks.view import NodeView, size_text
 from k3ctl.gpus.types import Memory
 from k3ctl.host.types import UNLIMITED, Disk
 from k3ctl.host.values import known
@@ -94,7 +94,7 @@ def nofile(view: NodeView) -> Iterator[Hit]:
 def shm(view: NodeView) -> Iterator[Hit]:
     size = view.host.shm_bytes if view.host else None
     if size is not None and size < MIN_SHM_BYTES:
-        yield Hit(f"/dev/shm has {_size(size)}, {_size(MIN_SHM_BYTES)} are needed")
+        yield Hit(f"/dev/shm has {size_text(size)}, {size_text(MIN_SHM_BYTES)} are needed")
 
 
 def _disks(view: NodeView) -> tuple[Disk, ...]:
@@ -115,7 +115,7 @@ def disk_space(view: NodeView) -> Iterator[Hit]:
     for disk in _disks(view):
         if disk.role == "hf-cache" and disk.free_bytes is not None and disk.free_bytes < WEIGHT_BYTES:
             yield Hit(
-                f"{_size(disk.free_bytes)} free at {disk.resolved or disk.path}",
+                f"{size_text(disk.free_bytes)} free at {disk.resolved or disk.path}",
                 disk.role,
                 severity=None
                 if view.product.kind in (Kind.NVL72, Kind.HGX8, Kind.UNKNOWN)
@@ -206,12 +206,12 @@ def memory_held(view: NodeView) -> Iterator[Hit]:
         for process in held:
             found = named.get((gpu.index, process.pid))
             name = (found.name if found else None) or "a process outside this container"
-            size = _size(process.bytes) if process.bytes else "an unknown amount"
+            size = size_text(process.bytes) if process.bytes else "an unknown amount"
             orphan = ", its parent is gone" if found and found.parent == 1 else ""
             yield Hit(f"pid {process.pid} ({name}) holds {size}{orphan}: `kill {process.pid}`", gpu.label)
         if not held and isinstance(gpu.memory, Memory) and gpu.memory.used >= HOLDS_BYTES:
             yield Hit(
-                f"{_size(gpu.memory.used)} used, no process visible from here",
+                f"{size_text(gpu.memory.used)} used, no process visible from here",
                 gpu.label,
                 remedy="look on the host, outside this container: `nvidia-smi`",
             )
@@ -232,7 +232,9 @@ def cgroup_memory(view: NodeView) -> Iterator[Hit]:
     if not host or not host.cgroup_memory_bytes or not host.memory_total_bytes:
         return
     if host.cgroup_memory_bytes < 64 * GIB * max(1, len(view.node.present)):
-        yield Hit(f"limit {_size(host.cgroup_memory_bytes)}, host has {_size(host.memory_total_bytes)}")
+        yield Hit(
+            f"limit {size_text(host.cgroup_memory_bytes)}, host has {size_text(host.memory_total_bytes)}"
+        )
 
 
 def _is_loopback(address: str) -> bool:
@@ -240,10 +242,3 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
         return False
-
-
-def _size(size: int) -> str:
-    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}".replace(".0 ", " ")
-    return f"{size} B"

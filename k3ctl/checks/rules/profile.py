@@ -79,7 +79,7 @@ def gpus(cluster: ClusterView) -> Iterator[Hit]:
     "profile.nvlink-domain",
     Severity.FAIL,
     Area.PROFILE,
-    "The GPUs are not in one NVLink domain",
+    "A tensor-parallel group does not fit into one NVLink domain",
     blocks=START,
     remedy="read the fabric findings above; keep the group inside one domain",
     sources=(DOMAIN,),
@@ -90,8 +90,9 @@ def nvlink_domain(cluster: ClusterView) -> Iterator[Hit]:
     if not requires or not requires.nvlink_domain or requires.gpus < 2:
         return
     best = max((d.largest_tp for d in cluster.domains if _fits(d.product, requires.gpu)), default=0)
-    if best < _share(cluster) and _accepted(cluster):
-        yield Hit(f"{_share(cluster)} GPUs wanted in one domain, the largest group here has {best}")
+    wanted = min(cluster.tensor_parallel or requires.gpus, _share(cluster))
+    if best < wanted and _accepted(cluster):
+        yield Hit(f"{wanted} GPUs wanted in one domain, the largest group here has {best}")
 
 
 @rule(

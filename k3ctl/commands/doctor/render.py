@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from k3ctl.checks.finding import Rule, Severity
 from k3ctl.checks.report import Group, Report, Runnable, grouped
+from k3ctl.checks.view import size_text
 from k3ctl.gpus.types import Node
 from k3ctl.host.types import Host, Probe
 from k3ctl.output import Block, Lines, Table
@@ -56,7 +57,7 @@ def _node_line(node: Node, host: Host | None) -> str:
         names = dict.fromkeys(str(gpu.name) for gpu in node.present if gpu.name)
         parts.append(f"{len(node.gpus)} × {', '.join(names) or 'GPU'}")
     else:
-        parts.append("no GPU")
+        parts.append("no GPU" if node.nvml.error else "GPUs not captured")
     if node.nvml.driver:
         cuda = node.nvml.cuda_driver or 0
         parts.append(
@@ -68,7 +69,7 @@ def _node_line(node: Node, host: Host | None) -> str:
         available = (host.memory_available_bytes or 0) / 2**30
         parts.append(f"{available:.0f} of {host.memory_total_bytes / 2**30:.0f} GiB memory free")
     if host and host.shm_bytes is not None:
-        parts.append(f"/dev/shm {host.shm_bytes / 2**30:.0f} GiB")
+        parts.append(f"/dev/shm {size_text(host.shm_bytes)}")
     cache = (
         next((disk for disk in host.disks if disk.role == "hf-cache" and disk.free_bytes), None)
         if host
@@ -76,8 +77,8 @@ def _node_line(node: Node, host: Host | None) -> str:
     )
     if cache and cache.free_bytes:
         parts.append(f"cache disk {cache.free_bytes / 1e12:.2f} TB free ({cache.fs_type or '?'})")
-    if host and (wanted := _versions(host)):
-        parts.append(wanted)
+    if host and host.k3ctl:
+        parts.append(_versions(host))
     return " · ".join(parts)
 
 
@@ -112,12 +113,16 @@ def _can_run(entries: Iterable[Runnable]) -> list[str]:
     entries = list(entries)
     if not entries:
         return []
-    possible = [entry.profile for entry in entries if entry.possible]
+    possible = [_named(entry) for entry in entries if entry.possible]
     lines = [f"can run here: {', '.join(possible) if possible else 'none of the profiles'}"]
-    lines += [
-        f"cannot run {entry.profile}: {'; '.join(entry.reasons)}" for entry in entries if not entry.possible
-    ]
-    return lines
+    here = [entry for entry in entries if not entry.possible and not entry.other_hardware]
+    lines += [f"cannot run {entry.profile}: {'; '.join(entry.reasons)}" for entry in here]
+    other = [entry.profile for entry in entries if not entry.possible and entry.other_hardware]
+    return [*lines, f"for other hardware: {', '.join(other)}"] if other else lines
+
+
+def _named(entry: Runnable) -> str:
+    return f"{entry.profile} (this host's share of {entry.hosts} hosts)" if entry.hosts else entry.profile
 
 
 def rule_blocks(rule: Rule) -> list[Block]:
