@@ -25,7 +25,7 @@ Member = tuple[str, int]
 """(host name, GPU index)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Domain:
     """GPUs that reach each other over NVLink. ``cluster_uuid`` is empty when the domain ends at this host."""
 
@@ -117,7 +117,7 @@ def unhealthy(gpu: Gpu) -> bool:
     return fabric.health_summary == 2 or health.route_unhealthy or health.incorrect_configuration > 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HealthMask:
     """``nvmlGpuFabricInfo.healthMask``: two bits each (0 n/a, 1 true, 2 false), four for the configuration.
 

@@ -37,7 +37,7 @@ class Area(Enum):
     PROFILE = "profile"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """Where a rule comes from: a public link, and the date of the statement or, for a living page, of looking."""
 
@@ -46,7 +46,7 @@ class Source:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Applies:
     """The versions a rule holds for: ``minimum <= version < below``; an unknown version counts as inside."""
 
@@ -82,7 +82,7 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(out)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Hit:
     """One place where a rule applies: what was read, and overrides where they depend on it."""
 
@@ -93,7 +93,7 @@ class Hit:
     remedy: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """What a person acts on. ``node`` is empty for a finding about the whole group."""
 
@@ -127,7 +127,7 @@ ClusterCheck = Callable[["ClusterView"], Iterator[Hit]]
 Check = TypeVar("Check", bound=Callable[..., Iterator[Hit]])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rule:
     """A rule: metadata and the check. ``cluster`` rules see all nodes at once, the others one node."""
 

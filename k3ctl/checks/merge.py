@@ -15,7 +15,7 @@ from k3ctl.host.codec import decode
 from k3ctl.host.types import Host
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gathered:
     """What several sources told: hosts by name, findings that were made while gathering, and notes."""
 

@@ -21,7 +21,7 @@ FORBIDDING = {
 """Variable → the value that turns NVLink multicast off for NCCL, torch symmetric memory or NVSHMEM."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Multicast:
     """The verdict and its layers. ``forbidden_by`` are the variables that turn it off."""
 

@@ -50,7 +50,7 @@ PARTIAL_COUNTS = (1, 2, 4)
 """GPU counts of the partitions that a fabric manager passes to a VM."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Product:
     """A product class. ``chip`` is the name token, ``expected_gpus`` per host (None: any number)."""
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SCHEMA = "k3ctl.doctor/1"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Runnable:
     """Whether a profile's requirements are met by the hosts of a report; ``reasons`` say why not.
 
@@ -39,7 +39,7 @@ class Runnable:
     other_hardware: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Report:
     """A judged reading. ``notes`` are inputs that could not be used, one line each."""
 
@@ -113,7 +113,7 @@ def _runnable(profile: Profile, snapshot: Snapshot, hosts: Mapping[str, Host]) -
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
     """One rule's findings with the same consequence and remedy. ``places`` are (where, what was read)."""
 

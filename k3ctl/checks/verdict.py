@@ -14,7 +14,7 @@ from k3ctl.host.types import Imex
 NOT_NEEDED, OK, MISSING, UNKNOWN = "not-needed", "ok", "missing", "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Verdict:
     """What the machine is and the largest group it can run."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from k3ctl.profiles.schema import Requires
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeView:
     """One host. ``host`` is None when only a GPU snapshot is known."""
 
@@ -39,7 +39,7 @@ class NodeView:
         return found.value.strip() if found else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClusterView:
     """All hosts of a group, and what a profile requires of them (None: nothing was asked).
 

@@ -21,7 +21,7 @@ NO_ANSWER = Refused("Timeout", 10)
 """NVML_ERROR_TIMEOUT."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reading:
     """Everything read from this host at one moment."""
 

@@ -25,7 +25,7 @@ _VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")
 _CUDA_FILE = Path(cuda_child.__file__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CudaAnswer:
     """The driver's answer. ``init`` is cuInit's CUresult; None when the driver was not reached in time."""
 

@@ -18,7 +18,7 @@ SCHEMA = "k3ctl.nvml/1"
 ZERO_UUID = "00000000-0000-0000-0000-000000000000"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pci:
     """PCI identity; ``device_id`` is ``0xDDDDVVVV`` (device, vendor)."""
 
@@ -30,7 +30,7 @@ class Pci:
     width_max: Maybe[int] = NOT_CAPTURED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Memory:
     """Device memory in bytes."""
 
@@ -39,7 +39,7 @@ class Memory:
     used: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Power:
     """Power in mW."""
 
@@ -49,7 +49,7 @@ class Power:
     range: Maybe[tuple[int, ...]] = NOT_CAPTURED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Temperature:
     """Temperatures in °C; ``margin`` is the distance to the slowdown limit."""
 
@@ -58,7 +58,7 @@ class Temperature:
     margin: Maybe[int] = NOT_CAPTURED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Clocks:
     """Clocks in MHz."""
 
@@ -68,7 +68,7 @@ class Clocks:
     memory_max: Maybe[int] = NOT_CAPTURED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Utilization:
     """Utilization in percent of the last sample period."""
 
@@ -76,7 +76,7 @@ class Utilization:
     memory: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ecc:
     """ECC mode (current, pending) and error totals."""
 
@@ -86,7 +86,7 @@ class Ecc:
     aggregate_uncorrected: Maybe[int] = NOT_CAPTURED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RemappedRows:
     """Row remapper: counts, and whether a remap waits for a reset or has failed."""
 
@@ -96,7 +96,7 @@ class RemappedRows:
     failure: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MigDevice:
     """One MIG instance."""
 
@@ -105,7 +105,7 @@ class MigDevice:
     memory: Maybe[Memory] = NOT_CAPTURED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mig:
     """MIG mode (current, pending) and the instances."""
 
@@ -113,7 +113,7 @@ class Mig:
     devices: tuple[MigDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fabric:
     """``nvmlGpuFabricInfo``: registration with the NVLink fabric.
 
@@ -131,7 +131,7 @@ class Fabric:
     health_summary: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Platform:
     """Where the module sits in the rack; ``ib_guid`` is raw hex (the binding cannot decode it)."""
 
@@ -144,7 +144,7 @@ class Platform:
     module_id: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Link:
     """One NVLink: ``state`` 1 up; ``remote_type`` 0 GPU, 1 NPU, 2 switch, 255 unknown."""
 
@@ -156,7 +156,7 @@ class Link:
     remote_pci: Maybe[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GpuProcess:
     """A compute process on a GPU, as NVML names it."""
 
@@ -164,7 +164,7 @@ class GpuProcess:
     bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gpu:
     """One GPU. ``handle`` is set, and everything else is not, when NVML could not even open it."""
 
@@ -221,7 +221,7 @@ class Gpu:
         return sum(known(link.state, 0) == 1 for link in self.links)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class P2p:
     """``nvmlDeviceGetP2PStatus`` per capability: 0 is ok, anything else is not."""
 
@@ -231,7 +231,7 @@ class P2p:
     atomics: Maybe[int] = NOT_CAPTURED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pair:
     """Two GPUs of one host; ``ancestor`` is nvmlGpuTopologyLevel (0 … 50)."""
 
@@ -241,7 +241,7 @@ class Pair:
     p2p: P2p = P2p()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CudaDevice:
     """CUDA driver attributes of one GPU, 1 supported: they say what the hardware can, not what it may."""
 
@@ -253,7 +253,7 @@ class CudaDevice:
     dma_buf: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConfidentialCompute:
     """``nvmlSystemGetConfComputeState``."""
 
@@ -262,7 +262,7 @@ class ConfidentialCompute:
     dev_tools: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NvmlSystem:
     """The driver, or the error with which NVML did not start."""
 
@@ -273,7 +273,7 @@ class NvmlSystem:
     confidential_compute: Maybe[ConfidentialCompute] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Node:
     """One host."""
 
@@ -299,7 +299,7 @@ class Node:
         return tuple(gpu for gpu in self.gpus if gpu.handle is None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """GPU facts of one or more hosts."""
 

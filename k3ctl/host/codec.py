@@ -134,7 +134,7 @@ def _refused(data: Any) -> Any:
     return _BAD
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Shape:
     hints: Mapping[str, Any]
     required: frozenset[str]

@@ -10,7 +10,7 @@ UNLIMITED = -1
 """A resource limit without a bound."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cpu:
     """CPU model and logical processors."""
 
@@ -18,7 +18,7 @@ class Cpu:
     count: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NumaNode:
     """A NUMA node; ``cpus`` is empty for GPU memory that appears as a node (Grace)."""
 
@@ -26,7 +26,7 @@ class NumaNode:
     cpus: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Service:
     """A systemd unit: load state, active state, version of its binary where known."""
 
@@ -35,7 +35,7 @@ class Service:
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Imex:
     """IMEX: channels in /dev, the major number in /proc/devices, and the answer of ``nvidia-imex-ctl -q``."""
 
@@ -44,7 +44,7 @@ class Imex:
     ctl_query: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Nic:
     """One RDMA device port."""
 
@@ -55,7 +55,7 @@ class Nic:
     state: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Disk:
     """Space where ``path`` resolves to; ``role`` says what it is for (hf-cache, xet-cache, shm)."""
 
@@ -67,7 +67,7 @@ class Disk:
     fs_type: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Port:
     """A TCP port that serving needs."""
 
@@ -76,7 +76,7 @@ class Port:
     free: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Process:
     """A process that holds GPU memory; ``name`` is its command, None when it cannot be read."""
 
@@ -87,7 +87,7 @@ class Process:
     parent: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Xid:
     """A GPU fault in the kernel log; ``code`` is None for "fallen off the bus" without a number."""
 
@@ -98,7 +98,7 @@ class Xid:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImexNode:
     """One line of the IMEX domain: ``links`` maps a peer's number to its connection state."""
 
@@ -110,7 +110,7 @@ class ImexNode:
     links: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImexDomain:
     """``nvidia-imex-ctl -N``: the nodes and how they see each other."""
 
@@ -118,7 +118,7 @@ class ImexDomain:
     nodes: tuple[ImexNode, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Library:
     """A shared library that a serving process would load, in the order in which it would be found."""
 
@@ -128,7 +128,7 @@ class Library:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Setting:
     """An environment variable that matters, and who set it."""
 
@@ -137,7 +137,7 @@ class Setting:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Copy:
     """One copy of the run-time probe between two GPUs (NVML indices); ``gb_s`` counts 10⁹ bytes."""
 
@@ -149,7 +149,7 @@ class Copy:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Probe:
     """The run-time probe. ``multicast`` is ``ok``, an error, or None when it was not asked for."""
 
@@ -158,7 +158,7 @@ class Probe:
     multicast: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Host:
     """Facts about one host; ``collected_at`` is unix time in seconds."""
 

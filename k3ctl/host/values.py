@@ -8,7 +8,7 @@ from typing import Literal, TypeVar, Union
 NEVER_ASKED = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Refused:
     """A missing value: ``na`` is NVML's error name, ``code`` its nvmlReturn_t (−1: NVML was never asked)."""
 

@@ -14,7 +14,7 @@ from k3ctl.host.values import NOT_CAPTURED, Maybe
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Partial:
     """One capture. GPUs are known by index; ``host`` holds only what was captured."""
 

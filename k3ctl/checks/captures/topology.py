@@ -22,7 +22,7 @@ _PATH = re.compile(r"(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS)$")
 _P2P = re.compile(r"(?:X|OK|CNS|GNS|TNS|DR|NS|U)$")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Matrix:
     """A GPU×GPU matrix of words, and the cells after it: CPU affinity, NUMA affinity, GPU NUMA id."""
 
