@@ -81,7 +81,7 @@ def bars(title: str, x_label: str, y_label: str, names: Sequence[str], values: S
 def ecdf(values: Sequence[float]) -> list[tuple[float, float]]:
     """Points of the empirical distribution: share of values at or below x, thinned to at most 200 points."""
     ordered = sorted(values)
-    every = max(1, len(ordered) // 200)
+    every = -(-len(ordered) // 200)
     found = [(value, (index + 1) / len(ordered)) for index, value in enumerate(ordered)]
     return [*found[:-1:every], *found[-1:]]
 

@@ -66,12 +66,11 @@ def summarize(raw: Path) -> dict[str, Any]:
 
 
 def client_rows(raw: Path, runs: Sequence[Mapping[str, Any]], events: Sequence[ev.Event]) -> list[Row]:
-    """Rows from the clients' reports; what has no report comes from the event log and is marked partial."""
+    """Rows from the clients' reports; a run without a report gives what its event log holds, marked partial."""
     found: list[Row] = []
-    for run in runs:
-        found += _report_rows(raw, run)
-    measured = {row.concurrency for row in found}
-    return found + [row for row in _logged_rows(raw, runs, events) if row.concurrency not in measured]
+    for index, run in enumerate(runs):
+        found += _report_rows(raw, run) or rows.from_events(_logged(raw, run, events, index))
+    return found
 
 
 def _report_rows(raw: Path, run: Mapping[str, Any]) -> list[Row]:
@@ -82,11 +81,15 @@ def _report_rows(raw: Path, run: Mapping[str, Any]) -> list[Row]:
     return rows.from_guidellm(_json(report), sessions=run["sessions"]) if report.is_file() else []
 
 
-def _logged_rows(raw: Path, runs: Sequence[Mapping[str, Any]], events: Sequence[ev.Event]) -> list[Row]:
-    logged = list(events)
-    for run in (run for run in runs if run["tool"] == "aiperf"):
-        logged += list(aiperf.Tail(raw / run["report"], run["sessions"])())
-    return rows.from_events(logged)
+def _logged(raw: Path, run: Mapping[str, Any], events: Sequence[ev.Event], index: int) -> list[ev.Event]:
+    """Events of the run's own process: those after its ``client_start``."""
+    if run["tool"] == "aiperf":
+        return list(aiperf.Tail(raw / run["report"], run["sessions"])())
+    starts = [n for n, event in enumerate(events) if event["kind"] == "client_start"] or [0]
+    if index >= len(starts):
+        return []
+    end = starts[index + 1] if index + 1 < len(starts) else len(events)
+    return list(events[starts[index] : end])
 
 
 def judge_row(row: Row, workload: Workload, target: Target, samples: Sequence[Sample]) -> dict[str, Any]:

@@ -14,19 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import byte_tokenizer
 import mock_server
+from results import FIXTURES, K3_TARGET
 
-from k3ctl.loadtest import guards, rows, summary, target, workload
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-K3_TARGET = target.Target(
-    url="http://127.0.0.1:30000",
-    model="moonshotai/Kimi-K3",
-    tokenizer="moonshotai/Kimi-K3",
-    trust_remote_code=True,
-    deployment=target.Deployment(
-        gpu="B300", gpus=8, tensor_parallel_size=8, num_speculative_tokens=7, acceptance="real"
-    ),
-)
+from k3ctl.loadtest import rows, summary, workload
 
 
 @pytest.fixture
@@ -63,6 +53,3 @@ def mock() -> Iterator[mock_server.Server]:
 def tokenizer(tmp_path: Path) -> Path:
     """A byte-level tokenizer directory."""
     return byte_tokenizer.write(tmp_path / "tokenizer")
-
-
-__all__ = ["FIXTURES", "K3_TARGET", "guards"]

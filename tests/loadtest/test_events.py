@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import FIXTURES
+from results import FIXTURES
 
 from k3ctl.loadtest import events, live, rows
 from k3ctl.loadtest.live import LiveState

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import FIXTURES, K3_TARGET
+from results import FIXTURES, K3_TARGET
 
 from k3ctl.loadtest import guards, rows, scrape, stats, workload
 from k3ctl.loadtest.guards import Evidence

@@ -3,7 +3,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from conftest import FIXTURES, K3_TARGET
+from results import FIXTURES, K3_TARGET
 
 from k3ctl.loadtest import guidellm_args, workload
 
