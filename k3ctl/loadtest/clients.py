@@ -49,7 +49,7 @@ class ClientRun:
         """Reader of the process's new events."""
         if self.tool == "aiperf":
             return aiperf.Tail(raw / self.report, self.sessions or 1)
-        return Tail(raw / EVENTS)
+        return Tail(raw / EVENTS, from_end=True)
 
 
 def version(tool: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from k3ctl.engine import rundir
 from k3ctl.engine.client import Client
 from k3ctl.errors import EngineError, ExitCode, K3Error
-from k3ctl.loadtest import child, clients, live, scrape, summary, target
+from k3ctl.loadtest import child, clients, live, scrape, summary, target, tokens
 from k3ctl.loadtest.child import Child
 from k3ctl.loadtest.clients import ClientRun
 from k3ctl.loadtest.live import LiveState
@@ -71,6 +71,7 @@ def run(
     raw = out / "raw"
     raw.mkdir(parents=True)
     load, runs = clients.plan(load, to, raw, client, tool)
+    _dump(raw / "tokenize.json", tokens.ask_server(client, to.model))
     asked = {"workload": load.as_dict(), "target": to.as_dict(), "client": f"{tool} {version}"}
     _dump(raw / "ask.json", {**asked, "runs": [clients.as_dict(one) for one in runs]})
     started_at = time.time()
@@ -110,8 +111,8 @@ def _drive(
     statuses: list[int | None] = []
     with _quiet(to), Sampler(client, raw, on_sample=follower.sample):
         for one in runs:
-            _mark(raw, one)
             tail = one.tail(raw)
+            _mark(raw, one)
             with Child(one.command, cwd=raw, env=env, log=raw / "client.log") as process:
                 try:
                     while process.poll() is None:

@@ -35,9 +35,9 @@ def read(path: Path) -> list[Event]:
 class Tail:
     """Reads a growing event file: each call returns the whole lines that came since the last one."""
 
-    def __init__(self, path: Path, key: str = "kind") -> None:
+    def __init__(self, path: Path, key: str = "kind", *, from_end: bool = False) -> None:
         self._path, self._key = path, key
-        self._offset = 0
+        self._offset = path.stat().st_size if from_end and path.is_file() else 0
 
     def __call__(self) -> Iterator[Event]:
         """The events that are new since the last call."""

@@ -58,6 +58,8 @@ class Evidence:
     server: ServerWindow | None
     golden_al: float | None
     """Reference acceptance length for the deployment's number of speculative tokens."""
+    token_mismatch: str | None = None
+    """How the client's tokenizer differs from the server's, when it does."""
 
 
 def judge(evidence: Evidence) -> tuple[Finding, ...]:
@@ -185,6 +187,12 @@ def prompt_length(e: Evidence) -> Iterable[Finding]:
         )
 
 
+def tokenizer(e: Evidence) -> Iterable[Finding]:
+    """Client and server cut the same text into different numbers of tokens."""
+    if e.token_mismatch:
+        yield Finding("tokenizer", INVALID, e.token_mismatch)
+
+
 def prefix_cache(e: Evidence) -> Iterable[Finding]:
     """Prefix hits where every prompt is unique, or none where prompts share a prefix."""
     if e.server is None or e.server.prefix_hit_share is None or e.workload.sessions:
@@ -300,6 +308,7 @@ GUARDS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     clock,
     output_length,
     prompt_length,
+    tokenizer,
     prefix_cache,
     little,
     acceptance,

@@ -41,7 +41,7 @@ class LiveState:
         """
         if self.duration_s is None or self.remaining is None:
             return None
-        return self.duration_s * (self.remaining + self.steps - self.step)
+        return max(0.0, self.duration_s * (self.remaining + self.steps - self.step))
 
     def line(self) -> str:
         """One line for a log or a terminal without a screen."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from k3ctl.errors import UsageError
-from k3ctl.loadtest import aiperf, guards, rows, sampler, stats
+from k3ctl.loadtest import aiperf, guards, rows, sampler, stats, tokens
 from k3ctl.loadtest import events as ev
 from k3ctl.loadtest.rows import Row
 from k3ctl.loadtest.scrape import Sample
@@ -37,7 +37,8 @@ def summarize(raw: Path) -> dict[str, Any]:
     events = ev.read(raw / "events.jsonl")
     found = client_rows(raw, ask["runs"], events)
     samples = sampler.read(raw)
-    judged = [judge_row(row, workload, target, samples) for row in found]
+    mismatch = tokens.mismatch(raw, events)
+    judged = [judge_row(row, workload, target, samples, mismatch) for row in found]
     return {
         "schema": SCHEMA,
         "definitions": DEFINITIONS,
@@ -92,10 +93,12 @@ def _logged(raw: Path, run: Mapping[str, Any], events: Sequence[ev.Event], index
     return list(events[starts[index] : end])
 
 
-def judge_row(row: Row, workload: Workload, target: Target, samples: Sequence[Sample]) -> dict[str, Any]:
+def judge_row(
+    row: Row, workload: Workload, target: Target, samples: Sequence[Sample], mismatch: str | None = None
+) -> dict[str, Any]:
     """One row of the summary: the client's figures, the server's, the derived ones and every guard's word."""
     window = server_window(samples, row.measure_start, row.measure_end)
-    evidence = guards.Evidence(row, workload, target.deployment, window, golden_al(target))
+    evidence = guards.Evidence(row, workload, target.deployment, window, golden_al(target), mismatch)
     findings = guards.judge(evidence)
     resolution = stats.resolution_share(row)
     return {
@@ -122,7 +125,7 @@ def judge_row(row: Row, workload: Workload, target: Target, samples: Sequence[Sa
         "prompt_tokens": asdict(row.prompt_tokens),
         "output_tokens": asdict(row.output_tokens),
         "tokens_per_chunk": asdict(row.tokens_per_chunk),
-        "little_ratio": stats.little_ratio(row),
+        "little_ratio": None if workload.sessions else stats.little_ratio(row),  # agents pause
         "step_share": stats.step_share(row.completed),
         "interval_share": stats.interval_share(row.latency_s),
         "resolution_share": resolution,

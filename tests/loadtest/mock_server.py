@@ -34,6 +34,8 @@ class Behaviour:
     draft_tokens: int = 0
     witness: bool = True
     specialized_share: float = 1.0
+    tokens_per_byte: int = 1
+    """What /tokenize says; 1 agrees with the tests' byte tokenizer."""
 
 
 @dataclass
@@ -131,6 +133,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            self._send(
+                json.dumps({"count": len(body["prompt"].encode()) * self.state.behaviour.tokens_per_byte})
+            )
+            return
         how = self.state.behaviour
         self.state.requests.append({"at": time.time(), "messages": body.get("messages", []), "body": body})
         if self.state.rng.random() < how.fail_share:

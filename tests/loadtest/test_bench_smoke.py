@@ -83,6 +83,48 @@ def test_a_run_that_hits_its_error_limit_fails_although_the_client_exits_with_ze
 
 
 @pytest.mark.slow
+def test_a_server_that_counts_other_tokens_makes_every_row_invalid(tokenizer: Path, tmp_path: Path) -> None:
+    with mock_server.running(mock_server.Behaviour(tokens_per_byte=2)) as server:
+        arguments = (
+            "smoke",
+            "--url",
+            server.url,
+            "--tokenizer",
+            str(tokenizer),
+            "--concurrency",
+            "1",
+            "--json",
+        )
+        done = run(*arguments, state=tmp_path / "state")
+    assert done.returncode == 1
+    (row,) = json.loads(done.stdout)["data"]["rows"]
+    assert "the client's tokenizer makes 8 tokens of `<|open|>`, the server's 16" in str(row["findings"])
+
+
+@pytest.mark.slow
+def test_agent_sessions_are_replayed_with_their_history_and_pauses(tokenizer: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    preset = Path(__file__).with_name("agentic-short.yaml")
+    with mock_server.running() as server:
+        arguments = (str(preset), "--url", server.url, "--tokenizer", str(tokenizer), "--json")
+        done = run(*arguments, state=state)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)["data"]
+    assert [row["concurrency"] for row in data["rows"]] == [1, 3]
+    one, three = data["rows"]
+    assert one["requests"]["completed"] == three["requests"]["completed"] == 18
+    assert one["interactivity_p90_tok_s"] == pytest.approx(1000 / one["itl_ms"]["p90"])
+    assert one["output_tokens"]["mean"] == 12
+    # 3 sessions of 5 pauses with a mean of 0.4 s: at least half of that must have been waited for
+    assert one["window_s"] > 3
+    assert three["window_s"] < one["window_s"]
+    sent = [request["messages"] for request in server.state.requests]
+    assert len(sent) == 36
+    assert max(len(messages) for messages in sent) == 8
+    assert data["validity"]["status"] == "valid"
+
+
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_finished_and_leaves_no_load(tokenizer: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     with mock_server.running() as server:
@@ -116,6 +158,13 @@ def test_ctrl_c_keeps_what_finished_and_leaves_no_load(tokenizer: Path, tmp_path
     assert data["partial"] and not data["valid"]
     assert data["rows"][0]["requests"]["completed"] > 0
     assert data["missing_steps"] == [4]
+    assert data["validity"]["status"] == "partial"
+    verified = subprocess.run(
+        [sys.executable, "-m", "k3ctl", "bundle", "verify", data["bundle"]],
+        env=environment(state),
+        capture_output=True,
+    )
+    assert verified.returncode == 0
 
 
 @pytest.mark.slow

@@ -20,10 +20,12 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 KNOWN_VERSION = "0.8.1"
 API_KEY = "K3CTL_BENCH_API_KEY"
+PROBE = "tokenize.json"
 TICK_S = 0.25
 REQUEST_STATES = frozenset({"first_token", "completed", "errored", "cancelled"})
 
@@ -32,7 +34,7 @@ class Emitter:
     """Appends one JSON line per event; ``ts`` is unix seconds."""
 
     def __init__(self, path: str) -> None:
-        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: PTH123, SIM115
+        self._file = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
 
     def __call__(self, kind: str, **fields: Any) -> None:
         """Write one event."""
@@ -142,6 +144,21 @@ def install(emit: Emitter) -> None:
     entry.GenerativeBenchmarkAccumulator = Accumulator
 
 
+def probe_texts() -> list[str]:
+    """The texts that k3ctl has already let the server count (``tokenize.json`` beside the events)."""
+    probe = Path(PROBE)
+    return list(json.loads(probe.read_text(encoding="utf-8"))["counts"]) if probe.is_file() else []
+
+
+def probe_tokenizer(arguments: list[str], texts: list[str]) -> dict[str, int]:
+    """How many tokens the client's tokenizer makes of each text, loaded as GuideLLM will load it."""
+    from transformers import AutoTokenizer
+
+    options = json.loads(arguments[arguments.index("--tokenizer") + 1])
+    tokenizer = AutoTokenizer.from_pretrained(options["model"], **options.get("load_kwargs", {}))
+    return {text: len(tokenizer.encode(text, add_special_tokens=False)) for text in texts}
+
+
 def prepare_workers() -> None:
     """With a fork server, import the client once for all its worker processes, beside this process's own
     import.
@@ -167,6 +184,11 @@ def main(arguments: list[str]) -> None:
             emit("seam_missing", reason=repr(error))
     else:
         emit("seam_missing", reason=f"guidellm {version}, known {KNOWN_VERSION}")
+    try:
+        emit("tokenizer", counts=probe_tokenizer(arguments[1:], probe_texts()))
+    except Exception as error:
+        # GuideLLM loads the same tokenizer next and says what is wrong in its own words
+        emit("tokenizer", error=f"{type(error).__name__}: {error}")
     from guidellm.cli import cli
 
     try:
