@@ -9,7 +9,7 @@ from k3ctl.checks import multicast, rules
 from k3ctl.checks.domains import domains
 from k3ctl.checks.finding import RULES, Area, Finding, Rule
 from k3ctl.checks.products import Kind, classify
-from k3ctl.checks.view import ClusterView, NodeView
+from k3ctl.checks.view import ClusterView, NodeView, nccl_version
 from k3ctl.gpus.types import Node, Snapshot
 from k3ctl.host.types import Host
 
@@ -101,4 +101,6 @@ def _version(rule: Rule, view: NodeView) -> str | None:
     """The version that the rule's range is about, where it is known."""
     if rule.applies.subject == "vLLM":
         return view.host.packages.get("vllm") if view.host else None
+    if rule.applies.subject == "NCCL":
+        return nccl_version(view)
     return view.node.nvml.driver

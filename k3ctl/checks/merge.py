@@ -75,7 +75,7 @@ def combine(parts: Iterable[Gathered], notes: Iterable[str] = ()) -> Gathered:
             taken.add(name)
             nodes.append(replace(node, hostname=name))
             if node.hostname in part.hosts:
-                hosts[name] = part.hosts[node.hostname]
+                hosts[name] = replace(part.hosts[node.hostname], hostname=name)
         findings += part.findings
         collected += part.notes
     return Gathered(Snapshot(nodes=tuple(nodes)), hosts, tuple(findings), tuple(collected))

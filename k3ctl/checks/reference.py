@@ -97,10 +97,10 @@ def page() -> str:
 
 
 def _sections() -> Iterator[str]:
-    yield f"\n# Rules ({len(RULES)})\n"
+    yield f"\n## Rules ({len(RULES)})\n"
     for area, title in AREAS.items():
         rules = [rule for rule in RULES.values() if rule.area is area]
-        yield f"\n## {title}\n\n| rule | severity | says | blocks | remedy | holds for | sources |\n"
+        yield f"\n### {title}\n\n| rule | severity | says | blocks | remedy | holds for | sources |\n"
         yield "|---|---|---|---|---|---|---|\n"
         for rule in rules:
             yield _row(rule)

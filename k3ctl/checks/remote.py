@@ -6,6 +6,7 @@ A host that does not answer becomes a finding; the others are still judged.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,8 @@ def collect(nodes: Sequence[str], command: Sequence[str], limit_s: float, exec_:
 
 def _one(node: str, command: Sequence[str], limit_s: float, exec_: Run) -> Gathered:
     connect_s = max(1, int(min(limit_s / 2, 10)))
-    argv = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", node, "--", *command]
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}"]
+    argv = ["ssh", *options, "--", node, shlex.join(command)]  # ssh hands one line to the remote shell
     before = time.time()
     output = exec_(argv, limit_s)
     after = time.time()

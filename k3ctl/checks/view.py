@@ -58,3 +58,11 @@ def size_text(size: int) -> str:
         if size >= factor:
             return f"{size / factor:.1f} {unit}".replace(".0 ", " ")
     return f"{size} B"
+
+
+def nccl_version(view: NodeView) -> str | None:
+    """Version of the NCCL that would be loaded, where it is known."""
+    libraries = view.host.libraries if view.host else ()
+    return next(
+        (library.version for library in libraries if library.name == "nccl" and library.version), None
+    )

@@ -10,6 +10,7 @@ from k3ctl.host.machine import ROOT, text
 from k3ctl.host.types import Disk
 
 SHM = "/dev/shm"
+K3_FOLDER = "models--moonshotai--Kimi-K3"
 
 
 def caches(env: Mapping[str, str]) -> dict[str, Path]:
@@ -28,6 +29,12 @@ def disks(env: Mapping[str, str], root: Path = ROOT) -> tuple[Disk, ...]:
     """Space and file-system type of each cache; a directory that does not exist yet counts as its parent."""
     mounts = _mounts(text(root / "proc/self/mounts") or "")
     return tuple(_disk(role, path, mounts) for role, path in caches(env).items())
+
+
+def k3_shards(cache: Path) -> int:
+    """Weight files of K3 in a Hugging Face cache: the fullest snapshot counts."""
+    snapshots = cache / K3_FOLDER / "snapshots"
+    return max((len(list(snapshot.glob("*.safetensors"))) for snapshot in snapshots.glob("*")), default=0)
 
 
 def shm_bytes() -> int | None:
@@ -53,6 +60,7 @@ def _disk(role: str, path: Path, mounts: list[tuple[str, str]]) -> Disk:
         total_bytes=stat.f_blocks * stat.f_frsize,
         free_bytes=stat.f_bavail * stat.f_frsize,
         fs_type=_fs_type(str(existing), mounts),
+        shards=k3_shards(resolved) if role == "hf-cache" else None,
     )
 
 

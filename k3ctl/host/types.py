@@ -57,7 +57,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class Disk:
-    """Space where ``path`` resolves to; ``role`` says what it is for (hf-cache, xet-cache, shm)."""
+    """Space where ``path`` resolves to; ``role`` is hf-cache or xet-cache, ``shards`` the K3 weight files there."""
 
     role: str
     path: str
@@ -65,6 +65,7 @@ class Disk:
     total_bytes: int | None = None
     free_bytes: int | None = None
     fs_type: str | None = None
+    shards: int | None = None
 
 
 @dataclass(frozen=True)

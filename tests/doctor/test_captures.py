@@ -113,7 +113,7 @@ EXPECTED = {
             ("host.memlock", "fail", ""),
             ("host.nofile", "warn", ""),
             ("host.shm", "fail", ""),
-            ("disk.space", "fail", "hf-cache"),
+            ("disk.space", "warn", "hf-cache"),
             ("disk.network", "warn", "hf-cache"),
             ("imex.no-channel", "warn", ""),
             ("imex.service-inactive", "warn", ""),

@@ -113,6 +113,13 @@ def test_space_is_read_where_a_symlinked_cache_really_lies(tmp_path: Path) -> No
     assert disk.fs_type
 
 
+def test_weight_files_of_the_fullest_snapshot_count(tmp_path: Path) -> None:
+    tree(tmp_path, {f"models--moonshotai--Kimi-K3/snapshots/a/{n}.safetensors": "" for n in range(3)})
+    tree(tmp_path, {"models--moonshotai--Kimi-K3/snapshots/b/0.safetensors": ""})
+    assert storage.k3_shards(tmp_path) == 3
+    assert storage.k3_shards(tmp_path / "absent") == 0
+
+
 # environment
 
 

@@ -116,7 +116,7 @@ class Hosts:
 
     def __call__(self, argv: Sequence[str], timeout_s: float) -> Output:
         self.argvs.append(argv)
-        return self.answers[argv[argv.index("--") - 1]]
+        return self.answers[argv[argv.index("--") + 1]]
 
 
 COMMAND = ["k3ctl", "doctor", "--json"]
@@ -148,7 +148,9 @@ def test_hosts_that_do_not_answer_are_findings_and_the_others_are_judged() -> No
 def test_ssh_gets_no_password_prompt_a_connect_limit_and_the_users_own_configuration() -> None:
     hosts = Hosts({"a": Output(0, envelope("nvml-hgx-h200.json"))})
     remote.collect(["a"], COMMAND, 5.0, hosts)
-    assert hosts.argvs == [["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2", "a", "--", *COMMAND]]
+    assert hosts.argvs == [
+        ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2", "--", "a", "k3ctl doctor --json"]
+    ]
 
 
 def test_a_name_that_ssh_would_take_for_an_option_is_refused() -> None:

@@ -307,6 +307,23 @@ def test_xids_are_classed(load: Load, code: int, found: str) -> None:
     assert ids(board, host) == {found}
 
 
+def test_in_a_container_only_faults_of_its_own_gpus_count(load: Load) -> None:
+    board = load("hgx-b300")
+    host = Host(board.nodes[0].hostname, xids=(Xid("00000000:1B:00.0", 48), Xid("00000000:99:00.0", 79)))
+    assert ids(board, host) == {"xid.hardware", "gpu.off-bus"}
+    assert ids(changed(board, virt="container"), host) == {"xid.hardware"}
+
+
+def test_lost_lanes_dark_handles_and_ports_that_are_down_are_findings(load: Load) -> None:
+    board, tray = load("hgx-b300"), load("gb300-nvl72-tray")
+    pci = replace(board.nodes[0].gpus[0].pci, width=8)
+    assert ids(with_gpu(board, 0, pci=pci)) == {"pcie.narrow"}
+    dark = tuple(replace(device, fabric_handle=0) for device in tray.nodes[0].cuda)
+    assert ids(changed(tray, cuda=dark)) == {"fabric.no-handles"}
+    down = (replace(board.nodes[0].nics[0], state="DOWN"), *board.nodes[0].nics[1:])
+    assert ids(changed(board, nics=down)) == {"nic.port-down"}
+
+
 def test_a_degraded_imex_domain_without_an_explanation_is_still_a_finding(load: Load) -> None:
     node = ImexNode(0, "192.0.2.1", status="READY", links={"1": "RECOVERING"})
     tray = load("gb300-nvl72-tray")
@@ -442,6 +459,20 @@ GOOD = Host("b300-0", memlock_bytes=-1, nofile=1048576, shm_bytes=64 * 2**30, ad
         (replace(GOOD, ports=(Port(8000, "API", False),)), {"host.port-in-use"}),
         (replace(GOOD, disks=(Disk("hf-cache", "/d", free_bytes=10**11),)), {"disk.space"}),
         (replace(GOOD, disks=(Disk("hf-cache", "/d", free_bytes=10**13, fs_type="nfs4"),)), {"disk.network"}),
+        (replace(GOOD, disks=(Disk("hf-cache", "/d", free_bytes=10**11, shards=96),)), set()),
+        (replace(GOOD, disks=(Disk("hf-cache", "/d", free_bytes=10**11, shards=48),)), {"disk.space"}),
+        (replace(GOOD, libraries=(Library("nccl", "/x", "2.30.7", "system"),)), {"nccl.nvls-hang-reported"}),
+        (replace(GOOD, libraries=(Library("nccl", "/x", "2.28.9", "system"),)), set()),
+        (
+            replace(
+                GOOD,
+                libraries=(
+                    Library("nccl", "/x", None, "LD_LIBRARY_PATH"),
+                    Library("nccl", "w", "2.28.9", "wheel"),
+                ),
+            ),
+            {"nccl.shadowed"},
+        ),
         (replace(GOOD, cuda_error=803), {"cuda.init"}),
         (replace(GOOD, packages={"pynvml": "11.5.0"}), {"driver.shim-package"}),
         (replace(GOOD, memory_total_bytes=2**41, cgroup_memory_bytes=2**35), {"host.cgroup-memory"}),

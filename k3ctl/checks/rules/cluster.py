@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
 from k3ctl.checks.products import Kind
-from k3ctl.checks.view import ClusterView, NodeView
+from k3ctl.checks.view import ClusterView, NodeView, nccl_version
 
 TWO_DOMAINS = Source("https://github.com/vllm-project/vllm/issues/51986", "2026-08-13")
 DRIVER = Source(
@@ -78,13 +78,8 @@ def driver_mismatch(cluster: ClusterView) -> Iterator[Hit]:
     cluster=True,
 )
 def nccl_mismatch(cluster: ClusterView) -> Iterator[Hit]:
-    if text := _skew(cluster, _nccl):
+    if text := _skew(cluster, nccl_version):
         yield Hit(text)
-
-
-def _nccl(view: NodeView) -> str | None:
-    libraries = view.host.libraries if view.host else ()
-    return next((lib.version for lib in libraries if lib.name == "nccl" and lib.version), None)
 
 
 def _declare_skew(package: str, what: str) -> None:

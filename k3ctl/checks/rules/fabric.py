@@ -260,6 +260,22 @@ def manager_disconnected(view: NodeView) -> Iterator[Hit]:
 
 
 @rule(
+    "fabric.no-handles",
+    Severity.FAIL,
+    Area.MULTI_NODE,
+    "CUDA offers no fabric handles",
+    blocks="sharing GPU memory between trays",
+    remedy="check the fabric state, and that the IMEX channel is visible in this container",
+    sources=(Source("https://github.com/microsoft/mscclpp/issues/467", "2025-02-24"), FABRIC_API),
+    kinds=frozenset({Kind.NVL72}),
+)
+def no_handles(view: NodeView) -> Iterator[Hit]:
+    without = [str(device.index) for device in view.node.cuda if not device.fabric_handle]
+    if without:
+        yield Hit(f"CUDA attribute HANDLE_TYPE_FABRIC_SUPPORTED is 0 on GPU {', '.join(without)}")
+
+
+@rule(
     "fabricmanager.inactive",
     Severity.FAIL,
     Area.NVLINK,

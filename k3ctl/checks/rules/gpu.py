@@ -212,6 +212,22 @@ _declare_recovery("gpu.recovery-action", "an action that this k3ctl does not kno
 
 
 @rule(
+    "pcie.narrow",
+    Severity.WARN,
+    Area.GPU,
+    "The PCIe link has lost lanes",
+    blocks="the speed of loading weights and of offloading",
+    remedy="reseat the GPU or its riser; compare with the other slots",
+    sources=(NVML_DEVICE,),
+)
+def pcie_narrow(view: NodeView) -> Iterator[Hit]:
+    for gpu in view.node.present:
+        width, full = known(gpu.pci.width, 0), known(gpu.pci.width_max, 0)
+        if 0 < width < full:
+            yield Hit(f"×{width} of ×{full}", gpu.label)
+
+
+@rule(
     "clock.hw-thermal-slowdown",
     Severity.FAIL,
     Area.GPU,

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
 from k3ctl.checks.view import NodeView
-from k3ctl.host.kernel_log import OFF_BUS_XID
+from k3ctl.host.kernel_log import OFF_BUS_XID, bus_id
 from k3ctl.host.types import Xid
+from k3ctl.host.values import known
 
 XID_DOC = Source("https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html", "2026-11")
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
@@ -82,8 +83,13 @@ def other(view: NodeView) -> Iterator[Hit]:
             yield Hit(_text(fault), fault.bus_id)
 
 
-def _faults(view: NodeView) -> tuple[Xid, ...]:
-    return (view.host.xids or ()) if view.host else ()
+def _faults(view: NodeView) -> list[Xid]:
+    """The faults of this host; in a container those of its own GPUs, for the log is the whole host's."""
+    faults = list(view.host.xids or ()) if view.host else []
+    if view.node.virt != "container":
+        return faults
+    own = {bus_id(bus) for gpu in view.node.present if (bus := known(gpu.pci.bus_id, ""))}
+    return [fault for fault in faults if fault.bus_id in own]
 
 
 def _text(fault: Xid) -> str:

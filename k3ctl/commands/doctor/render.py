@@ -84,7 +84,8 @@ def _node_line(node: Node, host: Host | None) -> str:
 
 def _versions(host: Host) -> str:
     named = [f"{name} {host.packages[name]}" for name in ("vllm", "torch") if name in host.packages]
-    return ", ".join(named) if named else "no vLLM"
+    nccl = next((lib.version for lib in host.libraries if lib.name == "nccl" and lib.version), None)
+    return ", ".join([*(named or ["no vLLM"]), *([f"NCCL {nccl}"] if nccl else [])])
 
 
 def _row(group: Group) -> list[str]:
