@@ -6,11 +6,11 @@ import os
 import socket
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from k3ctl.gpus import cuda, nvml
-from k3ctl.gpus.types import Gpu, Node, NvmlSystem, Snapshot
+from k3ctl.gpus.types import Node, NvmlSystem, Snapshot
 from k3ctl.host import facts, machine, services, settings
 from k3ctl.host.shell import Run, run
 from k3ctl.host.types import Host, Imex
@@ -49,18 +49,21 @@ def reading(
     """The GPUs of this host and the facts beside them; ``probe`` also copies between the GPUs."""
     shot, answer = read_node(nv, exec_)
     node = shot.nodes[0]
+    host = facts.collect(imex_expected=isinstance(node.imex, Imex) and bool(node.imex.channels), exec_=exec_)
     wanted = (probe or probe_multicast) and bool(node.present)
-    return Reading(
-        snapshot=shot,
-        host=facts.collect(
-            probe=cuda.probe(node.present, with_multicast=probe_multicast) if wanted else None,
-            gpu_processes=_processes(node.present),
-            imex_expected=isinstance(node.imex, Imex) and bool(node.imex.channels),
-            libraries=(answer.library,) if answer.library else (),
-            cuda_error=answer.init,
-            exec_=exec_,
+    host = replace(
+        host,
+        libraries=(*((answer.library,) if answer.library else ()), *host.libraries),
+        cuda_error=answer.init,
+        cuda_problem=answer.error if node.present else "",
+        processes=tuple(
+            facts.process(gpu.index, entry.pid, entry.bytes)
+            for gpu in node.present
+            for entry in known(gpu.processes, ())
         ),
+        probe=cuda.probe(node.present, with_multicast=probe_multicast) if wanted else None,
     )
+    return Reading(shot, host)
 
 
 def read_node(nv: Any = None, exec_: Run = run) -> tuple[Snapshot, cuda.CudaAnswer]:
@@ -109,7 +112,3 @@ def _within_limit(nv: Any, cpu_count: int) -> nvml.Answer:
         return answer.result(timeout=NVML_LIMIT_S)
     except TimeoutError:
         return NvmlSystem(error=NO_ANSWER), (), ()
-
-
-def _processes(gpus: tuple[Gpu, ...]) -> list[tuple[int, int, int | None]]:
-    return [(gpu.index, process.pid, process.bytes) for gpu in gpus for process in known(gpu.processes, ())]

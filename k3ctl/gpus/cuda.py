@@ -27,11 +27,12 @@ _CUDA_FILE = Path(cuda_child.__file__)
 
 @dataclass(frozen=True)
 class CudaAnswer:
-    """The driver's answer. ``init`` is cuInit's CUresult; None when the driver was not reached in time."""
+    """The driver's answer. ``init`` is cuInit's CUresult; ``error`` says why the driver was not reached."""
 
     library: Library | None = None
     init: int | None = None
     devices: tuple[Mapping[str, Any], ...] = ()
+    error: str = ""
 
 
 def start(action: str = "attributes", program: Path = _CUDA_FILE) -> subprocess.Popen[str]:
@@ -48,12 +49,12 @@ def start(action: str = "attributes", program: Path = _CUDA_FILE) -> subprocess.
 
 
 def finish(child: subprocess.Popen[str], limit_s: float = ATTRIBUTES_LIMIT_S) -> CudaAnswer:
-    """The attributes, or an empty answer when the child failed or ran past the limit."""
-    lines, _ = _lines(child, limit_s)
+    """The attributes, or an answer with ``error`` when the child failed or ran past the limit."""
+    lines, error = _lines(child, limit_s)
     data = lines[0] if lines else {}
     path = data.get("library")
     if not path:
-        return CudaAnswer()
+        return CudaAnswer(error=error or str(data.get("error") or "no answer"))
     match = _VERSION.search(str(Path(path).resolve()))
     library = Library("cuda", path, match.group(1) if match else None, "loader")
     return CudaAnswer(library, data.get("init"), tuple(data.get("devices", ())))

@@ -6,31 +6,18 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from k3ctl import __version__
 from k3ctl.host import imex_domain, kernel_log, limits, machine, network, packages, settings, storage
 from k3ctl.host.shell import Run, run
-from k3ctl.host.types import Host, Library, Probe, Process
+from k3ctl.host.types import Host, Process
 
 
-def collect(
-    env: Mapping[str, str] | None = None,
-    *,
-    gpu_processes: Sequence[tuple[int, int, int | None]] = (),
-    imex_expected: bool = False,
-    libraries: Sequence[Library] = (),
-    cuda_error: int | None = None,
-    probe: Probe | None = None,
-    exec_: Run = run,
-) -> Host:
-    """Facts about this host.
-
-    ``gpu_processes`` are (GPU index, pid, bytes) as NVML lists them; ``libraries`` and ``cuda_error`` come
-    from the CUDA attribute child. ``imex_expected`` asks the IMEX service for its domain.
-    """
+def collect(env: Mapping[str, str] | None = None, *, imex_expected: bool = False, exec_: Run = run) -> Host:
+    """Facts about this host, without its GPUs. ``imex_expected`` asks the IMEX service for its domain."""
     env = os.environ if env is None else env
     hostname = socket.gethostname()
     with ThreadPoolExecutor(max_workers=3) as pool:
@@ -55,10 +42,7 @@ def collect(
             ports=network.ports(),
             settings=settings.settings(env),
             packages=installed,
-            libraries=(*libraries, *packages.nccl(env, installed)),
-            processes=tuple(_process(*entry) for entry in gpu_processes),
-            cuda_error=cuda_error,
-            probe=probe,
+            libraries=packages.nccl(env, installed),
             python=platform.python_version(),
             k3ctl=__version__,
             addresses=addresses.result(),
@@ -67,8 +51,8 @@ def collect(
         )
 
 
-def _process(gpu: int, pid: int, size: int | None) -> Process:
-    """Name and parent from /proc; both unknown when the process lives in another PID namespace."""
+def process(gpu: int, pid: int, size: int | None) -> Process:
+    """A process on a GPU, named from /proc; nameless when it lives in another PID namespace."""
     base = Path("/proc") / str(pid)
     command = (machine.text(base / "cmdline") or "").split("\0")[0].strip() or (
         machine.text(base / "comm") or ""

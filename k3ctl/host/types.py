@@ -183,7 +183,9 @@ class Host:
     xids: tuple[Xid, ...] | None = None
     imex_domain: ImexDomain | None = None
     cuda_error: int | None = None
-    """Result of cuInit (CUresult): 0 ok, None when CUDA was not asked."""
+    """Result of cuInit (CUresult): 0 ok, None when CUDA was not asked or not reached."""
+    cuda_problem: str = ""
+    """Why the CUDA driver could not be reached."""
     probe: Probe | None = None
     python: str = ""
     k3ctl: str = ""

@@ -217,8 +217,16 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     monkeypatch.setattr(cuda, "start", lambda action: start(action, path))
 
 
-def test_without_libcuda_there_is_an_empty_answer() -> None:
-    assert cuda.finish(cuda.start()) == cuda.CudaAnswer()
+def test_without_libcuda_the_answer_says_so() -> None:
+    answer = cuda.finish(cuda.start())
+    assert (answer.library, answer.init, answer.devices) == (None, None, ())
+    assert "libcuda.so.1" in answer.error
+
+
+def test_a_driver_that_hangs_in_cuinit_is_given_up(tmp_path: Path) -> None:
+    child = cuda.start("attributes", program(tmp_path, "time.sleep(60)"))
+    assert "no end within 0.3 s" in cuda.finish(child, 0.3).error
+    assert child.returncode is not None
 
 
 def test_attributes_come_under_nvmls_index_by_bus_id() -> None:

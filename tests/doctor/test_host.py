@@ -19,6 +19,7 @@ from k3ctl.host import (
     settings,
     storage,
 )
+from k3ctl.host.facts import process
 from k3ctl.host.shell import MISSING, TIMED_OUT, Output, run
 from k3ctl.host.types import Xid
 
@@ -266,10 +267,17 @@ def test_a_tool_that_hangs_or_is_missing_is_an_answer() -> None:
     assert run(["no-such-tool-anywhere"], 1).code == MISSING
 
 
-def test_collecting_names_the_processes_that_hold_gpu_memory() -> None:
+def test_a_process_on_a_gpu_is_named_where_it_can_be_seen() -> None:
     import os
 
-    host = collect({}, gpu_processes=[(0, os.getpid(), 7), (0, 2**22 + 1, None)], exec_=tools({}))  # type: ignore[arg-type]
-    assert host.processes[0].name
-    assert host.processes[0].parent == os.getppid()
-    assert host.processes[1].name is None
+    here = process(0, os.getpid(), 7)
+    assert here.name
+    assert here.parent == os.getppid()
+    assert process(0, 2**22 + 1, None).name is None
+
+
+def test_collecting_needs_no_tool_at_all() -> None:
+    host = collect({}, exec_=tools({}))  # type: ignore[arg-type]
+    assert host.memlock_bytes is not None
+    assert host.memory_total_bytes
+    assert host.collected_at

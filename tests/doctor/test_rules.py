@@ -474,6 +474,7 @@ GOOD = Host("b300-0", memlock_bytes=-1, nofile=1048576, shm_bytes=64 * 2**30, ad
             {"nccl.shadowed"},
         ),
         (replace(GOOD, cuda_error=803), {"cuda.init"}),
+        (replace(GOOD, cuda_problem="libcuda.so.1: cannot open"), {"cuda.unreachable"}),
         (replace(GOOD, packages={"pynvml": "11.5.0"}), {"driver.shim-package"}),
         (replace(GOOD, memory_total_bytes=2**41, cgroup_memory_bytes=2**35), {"host.cgroup-memory"}),
     ],

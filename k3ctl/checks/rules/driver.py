@@ -142,6 +142,25 @@ def shim_package(view: NodeView) -> Iterator[Hit]:
 
 
 @rule(
+    "cuda.unreachable",
+    Severity.FAIL,
+    Area.DRIVER,
+    "NVML sees GPUs and the CUDA driver library cannot be reached",
+    blocks=GPU_PROFILES,
+    remedy="in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; on a host install the driver's libcuda",
+    sources=(
+        Source(
+            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html",
+            "2026-11",
+        ),
+    ),
+)
+def cuda_unreachable(view: NodeView) -> Iterator[Hit]:
+    if view.host and view.host.cuda_problem and view.node.present:
+        yield Hit(view.host.cuda_problem)
+
+
+@rule(
     "cuda.init",
     Severity.FAIL,
     Area.DRIVER,

@@ -101,13 +101,18 @@ def _row(group: Group) -> list[str]:
 def _tail(report: Report) -> list[str]:
     counts = {s: sum(f.severity is s for f in report.findings) for s in Severity}
     lines = [
-        f"{counts[Severity.FAIL]} failed, {counts[Severity.WARN]} warnings, {counts[Severity.INFO]} notes"
+        f"{counts[Severity.FAIL]} failed, {_count(counts[Severity.WARN], 'warning')}, "
+        f"{_count(counts[Severity.INFO], 'note')}"
         + (f" for profile {report.profile}" if report.profile else "")
     ]
     lines += _can_run(report.runnable)
     if report.findings:
         lines.append(f"why: `k3ctl doctor --explain {report.findings[0].id}`")
     return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _can_run(entries: Iterable[Runnable]) -> list[str]:
