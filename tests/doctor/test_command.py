@@ -19,6 +19,7 @@ def k3ctl(*args: str) -> subprocess.CompletedProcess[str]:
 def test_a_machine_without_a_driver_is_told_so_in_one_line_and_what_runs() -> None:
     done = k3ctl("doctor")
     assert done.returncode == 0
+    assert " · no GPU · " in done.stdout.splitlines()[0]
     assert "No NVIDIA driver" in done.stdout
     assert "can run here: cpu-tiny" in done.stdout
 

@@ -57,7 +57,7 @@ def _node_line(node: Node, host: Host | None) -> str:
         names = dict.fromkeys(str(gpu.name) for gpu in node.present if gpu.name)
         parts.append(f"{len(node.gpus)} × {', '.join(names) or 'GPU'}")
     else:
-        parts.append("no GPU" if node.nvml.error else "GPUs not captured")
+        parts.append("no GPU" if node.nvml.error is not None else "GPUs not captured")
     if node.nvml.driver:
         cuda = node.nvml.cuda_driver or 0
         parts.append(
