@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "loadtest"))
-
-import results
-from planted import ENVIRONMENT
-
 from k3ctl.bundle.write import Surroundings, write
 from k3ctl.engine.rundir import Run
+from tests.bundle.planted import ENVIRONMENT
+from tests.loadtest import results
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from planted import SECRETS
-from results import FIXTURES
 
 from k3ctl.bundle import archive, seal, verify
 from k3ctl.bundle.write import Surroundings
 from k3ctl.engine.rundir import Run
 from k3ctl.errors import UsageError
+from tests.bundle.planted import SECRETS
+from tests.loadtest.results import FIXTURES
 
 Make = Callable[..., Path]
 FILES = (

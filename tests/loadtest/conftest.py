@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import byte_tokenizer
-import mock_server
-from results import FIXTURES, K3_TARGET
-
 from k3ctl.loadtest import rows, summary, workload
+from tests.loadtest import byte_tokenizer, mock_server
+from tests.loadtest.results import FIXTURES, K3_TARGET
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from results import FIXTURES, K3_TARGET
 
 from k3ctl.errors import MachineError, UsageError
 from k3ctl.loadtest import aiperf, clients, guards, rows, workload
 from k3ctl.loadtest.guards import Evidence
+from tests.loadtest.results import FIXTURES, K3_TARGET
 
 RESULT = json.loads((FIXTURES / "aiperf-result-0.13.0.json").read_text())
 RECORDS = FIXTURES / "aiperf-profile_export-0.13.0.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -11,9 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import mock_server
 import pytest
 
+from tests.loadtest import mock_server
+
+needs_guidellm = pytest.mark.skipif(
+    importlib.util.find_spec("guidellm") is None, reason="GuideLLM is not installed"
+)
 ROOT = Path(__file__).parents[2]
 
 
@@ -47,6 +52,7 @@ def group_of_bridge(state: Path) -> list[int]:
 
 
 @pytest.mark.slow
+@needs_guidellm
 def test_smoke_reports_every_figure_and_leaves_nothing_running(
     mock: mock_server.Server, tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -70,6 +76,7 @@ def test_smoke_reports_every_figure_and_leaves_nothing_running(
 
 
 @pytest.mark.slow
+@needs_guidellm
 def test_a_run_that_hits_its_error_limit_fails_although_the_client_exits_with_zero(
     tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -83,6 +90,7 @@ def test_a_run_that_hits_its_error_limit_fails_although_the_client_exits_with_ze
 
 
 @pytest.mark.slow
+@needs_guidellm
 def test_a_server_that_counts_other_tokens_makes_every_row_invalid(tokenizer: Path, tmp_path: Path) -> None:
     with mock_server.running(mock_server.Behaviour(tokens_per_byte=2)) as server:
         arguments = (
@@ -102,6 +110,7 @@ def test_a_server_that_counts_other_tokens_makes_every_row_invalid(tokenizer: Pa
 
 
 @pytest.mark.slow
+@needs_guidellm
 def test_agent_sessions_are_replayed_with_their_history_and_pauses(tokenizer: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     preset = Path(__file__).with_name("agentic-short.yaml")
@@ -125,6 +134,7 @@ def test_agent_sessions_are_replayed_with_their_history_and_pauses(tokenizer: Pa
 
 
 @pytest.mark.slow
+@needs_guidellm
 def test_ctrl_c_keeps_what_finished_and_leaves_no_load(tokenizer: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     with mock_server.running() as server:
@@ -168,6 +178,7 @@ def test_ctrl_c_keeps_what_finished_and_leaves_no_load(tokenizer: Path, tmp_path
 
 
 @pytest.mark.slow
+@needs_guidellm
 def test_the_load_ends_with_k3ctl_even_when_k3ctl_is_killed(tokenizer: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     with mock_server.running() as server:

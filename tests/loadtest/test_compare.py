@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import results
 
 from k3ctl.loadtest import compare, gate, summary, view
 from k3ctl.loadtest.target import Deployment
+from tests.loadtest import results
 
 BLOG = "guidellm-8k1k-blogshape-c1-c4-c16.json"
 

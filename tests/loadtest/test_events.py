@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from results import FIXTURES
 
 from k3ctl.loadtest import events, live, rows
 from k3ctl.loadtest.live import LiveState
+from tests.loadtest.results import FIXTURES
 
 EVENTS = events.read(FIXTURES / "guidellm-events-0.8.1.jsonl")
 

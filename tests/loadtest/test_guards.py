@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from results import FIXTURES, K3_TARGET
 
 from k3ctl.loadtest import guards, rows, scrape, stats, workload
 from k3ctl.loadtest.guards import Evidence
 from k3ctl.loadtest.rows import Row, Stat
 from k3ctl.loadtest.window import ServerWindow, server_window
+from tests.loadtest.results import FIXTURES, K3_TARGET
 
 LOAD = workload.load("8k1k")
 GOOD = Row(

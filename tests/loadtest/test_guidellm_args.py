@@ -3,9 +3,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from results import FIXTURES, K3_TARGET
-
 from k3ctl.loadtest import guidellm_args, workload
+from tests.loadtest.results import FIXTURES, K3_TARGET
 
 
 def published_argv() -> list[str]:

@@ -5,10 +5,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from results import FIXTURES
 
 from k3ctl.loadtest import traces
 from k3ctl.loadtest.workload import Sessions
+from tests.loadtest.results import FIXTURES
 
 SHAPE = Sessions(
     count=3, turns=6, system_tokens=400, user_tokens=60, tool_result_tokens=120, output_tokens=32, pause_s=2.0,
