@@ -26,7 +26,7 @@ def demo() -> CommandResult:
     Exit 0 when the path is proved and every row of the bench is valid.
     """
     from k3ctl import demo as core
-    from k3ctl.commands.serve import Narrator
+    from k3ctl.commands.serve.narrator import Narrator
     from k3ctl.verdict import check
 
     narrator = Narrator()

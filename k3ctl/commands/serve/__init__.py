@@ -1,0 +1,125 @@
+"""``k3ctl serve``: start the engine of a profile, stay with it, stop it cleanly."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from k3ctl.errors import UsageError
+from k3ctl.output import CommandResult
+
+if TYPE_CHECKING:
+    from k3ctl.engine.command import Node
+
+ProfileOption = Annotated[
+    str, typer.Option("--profile", "-p", metavar="NAME", help="Profile name, or a .yaml file.")
+]
+HostOption = Annotated[
+    str | None, typer.Option(help="Address to listen on; the default is loopback.", metavar="ADDRESS")
+]
+PortOption = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.", metavar="N")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a vLLM argument by its own name; repeatable."),
+]
+DetachOption = Annotated[
+    bool, typer.Option("--detach", "-d", help="Leave the engine running once it is ready.")
+]
+
+
+RankOption = Annotated[
+    int | None,
+    typer.Option("--node-rank", metavar="N", help="This node's number in a launch over several nodes."),
+]
+MasterOption = Annotated[
+    str | None,
+    typer.Option("--master-addr", metavar="ADDRESS", help="Address of node 0, the same on every node."),
+]
+MasterPortOption = Annotated[
+    int,
+    typer.Option(
+        "--master-port", metavar="N", help="vLLM's rendezvous port; supervisors talk on it plus 100."
+    ),
+]
+VerifyOption = Annotated[
+    bool, typer.Option("--verify/--no-verify", help="Prove the decode path once the server is ready.")
+]
+ChecksOption = Annotated[
+    bool, typer.Option("--skip-checks", help="Start although `k3ctl doctor` says that this machine cannot.")
+]
+
+
+def register(app: typer.Typer, command: Any) -> None:
+    """Add the ``serve`` command."""
+    command(
+        app,
+        "serve",
+        epilog="Examples: k3ctl serve --profile cpu-tiny · k3ctl serve -p gb300-tp16 --port 8000 --detach · "
+        "k3ctl serve -p cpu-tiny --port 0 --set max_num_seqs=4 · "
+        "k3ctl serve -p gb300-tp16 --node-rank 1 --master-addr tray0",
+    )(serve)
+
+
+def serve(
+    profile: ProfileOption,
+    host: HostOption = None,
+    port: PortOption = None,
+    overrides: SetOption = None,
+    detach: DetachOption = False,
+    node_rank: RankOption = None,
+    master_addr: MasterOption = None,
+    master_port: MasterPortOption = 29501,
+    verify: VerifyOption = True,
+    skip_checks: ChecksOption = False,
+) -> CommandResult:
+    """Start the engine of a profile and stay in the foreground until it is stopped.
+
+    Ctrl-C stops it gracefully, a second Ctrl-C at once. Nothing of it survives this command, however it
+    ends; with --detach it runs on, to be found by `k3ctl ps`, `k3ctl logs` and `k3ctl stop`. On several
+    nodes run it on each of them: when one fails, all stop.
+    """
+    from k3ctl.commands.serve import session
+    from k3ctl.commands.serve.narrator import Narrator
+    from k3ctl.engine import launch
+    from k3ctl.profiles import loader
+    from k3ctl.profiles.overrides import parse_set
+    from k3ctl.profiles.resolve import resolve
+
+    resolved = resolve(loader.load(profile), parse_set(overrides or []), os.environ)
+    node = _node(node_rank, master_addr, master_port)
+    if not skip_checks:
+        session.check(resolved.profile)
+    signal.signal(signal.SIGTERM, session.terminated)
+    tell = Narrator()
+    engine = launch.launch(resolved, host=host, port=port, node=node, any_version=skip_checks)
+    try:
+        warnings = session.warn(resolved, engine.run)
+        tell.line(f"run `{engine.id}`, log {engine.run.engine_log}")
+        run = engine.wait_ready(tell.stage)
+        where = f"node {run.node_rank} of the server" if run.node_rank else "serving"
+        tell.line(f"{where} `{run.served_model_name}` at {run.url}/v1")
+        if verify and run.node_rank == 0:
+            session.verify(run, tell)
+        if detach:
+            engine.detach()
+            return session.result(run, warnings, session.after_detach(run))
+        tell.line("Ctrl-C stops it")
+        return session.stay(engine, tell, warnings)
+    except (KeyboardInterrupt, session.Terminated) as stopped:
+        return session.stopped(engine, tell, isinstance(stopped, KeyboardInterrupt))
+    except BaseException:
+        engine.stop()
+        raise
+
+
+def _node(rank: int | None, address: str | None, port: int) -> Node | None:
+    from k3ctl.engine.command import Node
+
+    if rank is None and address is None:
+        return None
+    if rank is None or address is None:
+        raise UsageError("--node-rank and --master-addr belong together: give both")
+    return Node(rank, address, port)
