@@ -37,7 +37,7 @@ def ps(
 
     shown = [run for run in rundir.all_runs() if every or run.live() or run.status() == "lost"]
     rows = [
-        [run.id, run.profile, run.status(), run.url, str(run.engine_pid or ""), _age(run), run.reason]
+        [run.id, run.profile, run.status(), run.url, str(run.engine_pid or ""), _age(run), _remark(run)]
         for run in shown
     ]
     table = Table(
@@ -151,6 +151,14 @@ def _follow(run: Run, tail: Sequence[str]) -> None:
         for line in follower.lines():
             output.write_text(line)
         time.sleep(0.2 if alive else 0)
+
+
+def _remark(run: Run) -> str:
+    """Why the run ended, or what the watch found last and has not seen end."""
+    if run.reason or not run.findings:
+        return run.reason
+    last = run.findings[-1]
+    return "" if last["kind"] in ("resumed", "answers") else f"{last['kind']}: {last['text']}"
 
 
 def _age(run: Run) -> str:

@@ -49,11 +49,14 @@ class RunningEngine:
         self._process = process
         self._lifeline = lifeline
         self._api_key = api_key
+        self._last = run
 
     @property
     def run(self) -> Run:
-        """The run as it is now."""
-        return rundir.read(self.run_dir)
+        """The run as it is now; as it was last seen when its directory has been removed."""
+        with contextlib.suppress(UsageError):
+            self._last = rundir.read(self.run_dir)
+        return self._last
 
     def client(self, timeout_s: float = 5.0) -> Client:
         """HTTP to this engine."""
@@ -85,8 +88,9 @@ class RunningEngine:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
-        if self.run.state not in rundir.FINAL_STATES:
-            stop(self.run)
+        run = self.run
+        if run.state not in rundir.FINAL_STATES and run.dir.is_dir():
+            stop(run)
         self._release()
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from engine_helpers import NOTHING, tiny, until
 
-from k3ctl.engine import launch, rundir
+from k3ctl.engine import launch, procs, rundir
 from k3ctl.errors import MachineError, UsageError
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve
@@ -137,6 +138,16 @@ def test_an_api_key_is_used_and_never_written_down(fake_python, leftovers, monke
         assert engine.run.state == "ready"
         for path in engine.run_dir.rglob("*"):
             assert not path.is_file() or b"sk-very-secret" not in path.read_bytes(), path
+
+
+def test_a_run_directory_that_is_removed_while_serving_costs_nothing_but_the_record(fake_python, leftovers):
+    with launch.start(tiny(), port=0) as engine:
+        session, scratch = engine.run.session, engine.run.scratch
+        shutil.rmtree(engine.run_dir)
+        engine.client().canary("k3-tiny", 5)
+    assert [p for p in procs.everyone() if p.session == session and p.state not in "ZX"] == []
+    assert scratch and not any(Path(directory).exists() for directory in scratch)
+    assert leftovers() == NOTHING
 
 
 def test_a_damaged_run_file_hides_that_run_and_no_other(fake_python, leftovers):

@@ -17,6 +17,8 @@ from engine_helpers import NOTHING, until
 from k3ctl import cli
 from k3ctl.engine import rundir
 from k3ctl.engine.client import Client
+from k3ctl.errors import MachineError
+from k3ctl.profiles import loader
 
 ROOT = Path(cli.__file__).parents[1]
 
@@ -156,6 +158,32 @@ def test_an_open_address_without_an_api_key_is_warned_about(fake_python, leftove
     child = Child("serve", "-p", "cpu-tiny", "--port", "0", "--host", "0.0.0.0", "--detach")
     assert "warning: listening on 0.0.0.0 without an API key" in child.ended()[2]
     assert cli.main(["stop", "--all"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "refused"), [(None, True), ("0,1", True), ("2,3", False)], ids=["all", "held", "others"]
+)
+def test_gpus_that_another_engine_holds_are_refused_with_its_pid(visible, refused, monkeypatch):
+    from dataclasses import replace
+
+    from k3ctl.commands.serve import session
+    from k3ctl.gpus import collect, load
+    from k3ctl.gpus.types import GpuProcess
+
+    shot = load(ROOT / "tests" / "fixtures" / "nvml-gb300-nvl72-tray.json")
+    node = shot.nodes[0]
+    held = replace(node.gpus[1], processes=(GpuProcess(3117, 104277 << 20),))
+    node = replace(node, gpus=(node.gpus[0], held, *node.gpus[2:]))
+    reading = collect.Reading(replace(shot, nodes=(node,)), collect.reading().host)
+    monkeypatch.setattr(collect, "reading", lambda: reading)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    profile = loader.load("gb300-tp16")
+    try:
+        session.check(profile)
+        reasons = ()
+    except MachineError as error:
+        reasons = error.reasons
+    assert any("pid 3117" in reason and "kill 3117" in reason for reason in reasons) == refused
 
 
 def _ignore(call, *args) -> None:

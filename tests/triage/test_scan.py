@@ -36,6 +36,16 @@ def test_the_first_error_is_the_cause_and_not_the_last_traceback():
     ]
 
 
+def test_a_half_done_installation_is_told_from_an_optional_import():
+    optional = "(Worker pid=1) WARNING 11-29 17:29:03 [cpu.py:686] Failed to import from vllm._C_AVX2: " + (
+        "ModuleNotFoundError(\"No module named 'vllm._C_AVX2'\")"
+    )
+    assert scan_lines([optional]).incidents == ()
+    report = scan_lines([optional, "ModuleNotFoundError: No module named 'xgrammar'"])
+    assert report.incidents[0].rule.id == "package-missing"
+    assert "xgrammar" in report.incidents[0].title
+
+
 def test_interleaved_ranks_keep_their_own_tracebacks():
     frames = [
         error(0, 1, '  File "r.py", line 9, in capture_model'),

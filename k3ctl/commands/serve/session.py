@@ -26,13 +26,26 @@ def check(profile: Profile) -> None:
     here = profile.requires.model_copy(update={"gpus": profile.requires.gpus_per_node, "nodes": 1})
     read = reading()
     findings = evaluate(read.snapshot, read.host, requires=here)
-    failed = [finding for finding in findings if finding.severity is Severity.FAIL]
+    chosen = _chosen_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    held = [f for f in findings if f.id == "gpu.memory-held" and (not chosen or _gpu(f.where) in chosen)]
+    failed = [*held, *(f for f in findings if f.severity is Severity.FAIL)]
     if failed:
         raise MachineError(
             f"this machine cannot serve `{profile.name}`",
             reasons=[f"{finding.title}: {finding.evidence}" for finding in failed],
             hint=f"`k3ctl doctor --profile {profile.name}` explains; --skip-checks starts all the same",
         )
+
+
+def _chosen_gpus(visible: str | None) -> set[str]:
+    """Indices in CUDA_VISIBLE_DEVICES; empty when it names none by index, which means every GPU."""
+    words = {word.strip() for word in (visible or "").split(",")}
+    return words if words and all(word.isdigit() for word in words) else set()
+
+
+def _gpu(label: str) -> str:
+    """``3`` of ``GPU 3 (0008:01:00.0)``."""
+    return label.split()[1] if label.startswith("GPU ") else ""
 
 
 class Terminated(BaseException):
