@@ -30,7 +30,15 @@ FREE_DISK_GB = {"cpu": 4, "dev": 4, "gpu": 15}
 
 # vLLM's requirements that the CPU engine does without. torch comes first and by itself; the rest are CUDA builds that
 # cannot load beside a CPU torch, or serve video.
-LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec", "triton", "xgrammar", "opencv-python-headless"}
+LEFT_OUT = {
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "torchcodec",
+    "triton",
+    "xgrammar",
+    "opencv-python-headless",
+}
 # imported by vLLM's runner although its own metadata of an engine without kernels does not list it
 ADDED = ["numba==0.65.0"]
 XGRAMMAR = "xgrammar==0.2.8"  # installed without its requirement triton (1 GB)
@@ -43,8 +51,14 @@ HINTS = (
     ("command 'gcc' failed", "install a C compiler, e.g. `apt-get install build-essential`"),
     ("command 'g++' failed", "install a C++ compiler, e.g. `apt-get install build-essential`"),
     ("No space left on device", "free some disk space and run the same command again"),
-    ("Temporary failure in name resolution", "no package index can be reached: check the network or pip's index-url"),
-    ("Failed to establish a new connection", "no package index can be reached: check the network or pip's index-url"),
+    (
+        "Temporary failure in name resolution",
+        "no package index can be reached: check the network or pip's index-url",
+    ),
+    (
+        "Failed to establish a new connection",
+        "no package index can be reached: check the network or pip's index-url",
+    ),
     ("Read timed out", "the package index is slow or unreachable: run the same command again"),
 )
 
@@ -76,12 +90,12 @@ class Environment:
         wanted = f"{sys.version_info.major}.{sys.version_info.minor}"
         if self.path.exists():
             probe = [self.python, "-c", "import sys,pip; print('%d.%d' % sys.version_info[:2])"]
-            found = subprocess.run(probe, capture_output=True, text=True) if self.python.exists() else None
+            found = attempt(probe) if self.python.exists() else None
             if found is not None and found.returncode == 0 and found.stdout.strip() == wanted:
                 return
             print(f"  {self.path.name} is broken or of another Python: made anew")
             shutil.rmtree(self.path)
-        made = subprocess.run([sys.executable, "-m", "venv", self.path], capture_output=True, text=True)
+        made = attempt([sys.executable, "-m", "venv", self.path])
         if made.returncode:
             shutil.rmtree(self.path, ignore_errors=True)
             raise SetupError(explain("python -m venv failed", made.stdout + made.stderr))
@@ -102,12 +116,21 @@ class Environment:
 
     def pip(self, *arguments: str, env: dict[str, str] | None = None) -> None:
         """``pip install …`` into the environment, output to the log."""
-        command = [str(self.python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments]
+        command = [
+            str(self.python),
+            "-m",
+            "pip",
+            "install",
+            "--no-input",
+            "--disable-pip-version-check",
+            *arguments,
+        ]
         with self.log.open("ab") as log:
             log.write(f"\n$ {' '.join(command)}\n".encode())
             log.flush()
             start = log.tell()
-            code = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, **(env or {})}).returncode
+            environ = {**os.environ, **(env or {})}
+            code = subprocess.run(command, stdout=log, stderr=log, env=environ, check=False).returncode
         if code:
             said = self.log.read_bytes()[start:].decode(errors="replace")
             raise SetupError(explain(f"pip failed (log: {self.log})", said))
@@ -115,6 +138,11 @@ class Environment:
     def output(self, code: str) -> str:
         """Run Python code in the environment."""
         return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def attempt(command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+    """Run a command whose failure is the caller's business."""
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def explain(what: str, output: str) -> str:
@@ -196,13 +224,15 @@ def run(env: Environment, steps: Sequence[Step]) -> None:
 
 def check_machine(mode: str, venv: Path) -> None:
     """Fail early, in one line."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  # this script runs before anything checked the version
         raise SetupError(
             f"error: Python {sys.version.split()[0]} is too old\n"
             "hint: k3ctl needs Python 3.11 or newer: `make … PYTHON=python3.12`"
         )
     if sys.platform != "linux":
-        raise SetupError(f"error: vLLM does not run on {sys.platform}\nhint: use a Linux machine or container")
+        raise SetupError(
+            f"error: vLLM does not run on {sys.platform}\nhint: use a Linux machine or container"
+        )
     free_gb = shutil.disk_usage(venv.parent).free / 1e9
     if not venv.exists() and free_gb < FREE_DISK_GB[mode]:
         raise SetupError(
@@ -212,16 +242,22 @@ def check_machine(mode: str, venv: Path) -> None:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("mode", choices=["cpu", "dev", "gpu"])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
-    parser.add_argument("--torch-index", default=os.environ.get("TORCH_INDEX"), help="index with CPU builds of torch")
+    parser.add_argument(
+        "--torch-index", default=os.environ.get("TORCH_INDEX"), help="index with CPU builds of torch"
+    )
     args = parser.parse_args()
     venv = args.venv.resolve()
     try:
         check_machine(args.mode, venv)
         with (venv.parent / f".{venv.name.lstrip('.')}.setup.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits, then finds everything done
+            fcntl.flock(
+                lock, fcntl.LOCK_EX
+            )  # two makes at once: the second waits, then finds everything done
             env = Environment(venv)
             env.create()
             if args.mode == "gpu":

@@ -17,7 +17,6 @@ from runtime.model.layers import KdaInputs, KdaLayer, MlaInputs, MlaLayer
 from runtime.model.mixing import (
     AttentionMixer,
     KdaState,
-    empty_kda_state,
     kda_sequence,
     kda_uniform,
     mla_sequence,
@@ -59,7 +58,11 @@ class _PagedMixer:
         if rows.accepted is not None:
             column = (rows.accepted - 1).clamp_min(0)
         start = rows.block_table[torch.arange(len(rows.starts)), column]
-        return rows, *cache.kv_cache, start
+        windows, states = cache.kv_cache
+        # a sequence without a past starts from zeros, whatever its slot held before
+        fresh = torch.tensor([rows.batch.computed(i) == 0 for i in range(len(rows.starts))])
+        windows[start[fresh]], states[start[fresh]] = 0, 0
+        return rows, windows, states, start
 
     def _latent_pages(self, index: int, latent: Tensor) -> tuple[PagedRows, Tensor]:
         """Rows and pages, after writing this step's cache rows."""
@@ -95,12 +98,7 @@ class StandardMixer(_PagedMixer):
                 windows[slots[:length]] = window[0].to(windows.dtype)
                 states[slots[:length]] = state[0]
             else:
-                fresh = rows.batch.seq_lens[i] == length
-                before = (
-                    empty_kda_state(layer, inputs.qkv.dtype)
-                    if fresh
-                    else KdaState(windows[source].to(inputs.qkv.dtype), states[source])
-                )
+                before = KdaState(windows[source].to(inputs.qkv.dtype), states[source])
                 o, after = kda_sequence(layer, select(inputs, mine), before)
                 windows[slots[0]] = after.window.to(windows.dtype)
                 states[slots[0]] = after.recurrent

@@ -74,13 +74,20 @@ class Batch:
         """Token rows of the step."""
         return sum(self.query_lens)
 
+    def computed(self, i: int) -> int:
+        """Tokens of sequence ``i`` that earlier steps have processed."""
+        return self.seq_lens[i] - self.query_lens[i]
+
     def is_decode(self, i: int) -> bool:
-        """Whether sequence ``i`` continues a finished prompt: one token, or one token and its drafts."""
-        computed = self.seq_lens[i] - self.query_lens[i]
-        if computed <= 0:
-            return False
+        """Whether sequence ``i`` decodes: one token of a finished prompt, or one token and its drafts.
+
+        A prompt of one token may come with (placeholder) drafts in its very first step, when vLLM's scheduler pads it
+        to the others' length: a verify row without any state before it.
+        """
         drafts = self.drafts[i] if self.drafts is not None else -1
-        return self.query_lens[i] == 1 + max(drafts, 0)
+        if drafts >= 0:
+            return self.query_lens[i] == 1 + drafts
+        return self.query_lens[i] == 1 and self.computed(i) > 0
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,8 @@ def main() -> None:
         value = getattr(metric, "value", getattr(metric, "values", None))
         if isinstance(value, int | float | list):
             metrics[metric.name] = value
-    print(
-        "RESULT"
-        + json.dumps({"outputs": outputs, "metrics": metrics, "witness": llm.collective_rpc("k3_witness")})
-    )
+    result = {"outputs": outputs, "metrics": metrics, "witness": llm.collective_rpc("k3_witness")}
+    sys.stdout.write("RESULT" + json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ def decodes(count: int, query_len: int = 1, context: int = 100) -> Batch:
         (Batch((1, 30), (50, 30)), ON, Kind.MIXED, (Reason.PREFILL,)),
         (Batch((1, 80), (50, 90)), ON, Kind.MIXED, (Reason.PREFILL, Reason.TOO_MANY_ROWS)),
         (Batch((4, 4), (50, 60)), ON, Kind.PREFILL, (Reason.PREFILL,)),
+        (Batch((4, 4), (4, 60), (3, 3)), ON, Kind.DECODE, ()),  # a one-token prompt, padded by the scheduler
+        (Batch((4, 4), (50, 60), (-1, 3)), ON, Kind.MIXED, (Reason.PREFILL,)),
         (decodes(1), DecodeSetup(requested=False), Kind.DECODE, (Reason.BACKEND_OFF,)),
         (decodes(1), DecodeSetup(requested=True, refused=("LoRA",)), Kind.DECODE, (Reason.REFUSED,)),
         (

@@ -1,0 +1,35 @@
+"""`k3ctl verify` against the real server: proved, and not engaged with the reason that accounts for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from tests.e2e.conftest import Server
+
+
+def test_the_profiles_server_is_proved_with_counted_steps(server: Server) -> None:
+    done = server.k3ctl("verify", "--json")
+    data = json.loads(done.stdout)["data"]
+    assert done.returncode == 0, done.stderr
+    assert data["verdict"] == "proved"
+    specialized = [s for drive in data["drives"] for s in drive["steps"] if s["path"] == "specialized"]
+    assert sum(s["steps"] for s in specialized) > 20
+
+
+def test_a_stock_server_is_not_engaged_and_says_what_to_change(other_server: Callable[..., Server]) -> None:
+    stock = other_server("--profile", "cpu-tiny", "--set", "additional_config.decode_backend=auto")
+    done = stock.k3ctl("verify")
+    assert done.returncode == 1
+    assert "not engaged" in done.stdout
+    assert "backend-off" in done.stdout
+    assert "latency_specialized" in done.stdout
+
+
+def test_too_many_rows_lower_the_share_and_name_the_reason(server: Server) -> None:
+    """16 sequences of 4 tokens fill the 64 rows; a 17th request waits, so rows stay at the limit: use --rows 16."""
+    done = server.k3ctl("verify", "--rows", "16", "--json")
+    batch = json.loads(done.stdout)["data"]["drives"][1]
+    assert batch["specialized_share"] > 0
+    reasons = {s["reason"] for s in batch["steps"] if s["path"] == "standard"}
+    assert "prefill-in-batch" in reasons
