@@ -13,7 +13,7 @@ from k3ctl.planning.deployment import UNKNOWN, Deployment, Workload
 from k3ctl.planning.hardware import Hardware
 from k3ctl.planning.plan import Plan, make
 from k3ctl.planning.rules import Effect
-from k3ctl.planning.rules.general import CHECKPOINT_MINIMUM_GB
+from k3ctl.planning.rules.requirements import CHECKPOINT_MINIMUM_GB
 from k3ctl.profiles.resolve import resolve
 from k3ctl.profiles.schema import Profile
 

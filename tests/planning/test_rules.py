@@ -50,6 +50,7 @@ FIRING = {
     "trust-remote-code": ("b300-tp8", {"trust_remote_code": None}, {}, None, {}),
     "connector.hybrid": ("b300-tp8", {"kv_transfer_config": LAYERWISE}, {}, None, {}),
     "connector.canary": ("gb300-pd-decode", {}, {}, None, {}),
+    "allreduce.mnnvl": ("h200-tp16", {"compilation_config": None}, {}, None, {}),
     "utilization": ("b300-tp8", {"gpu_memory_utilization": 0.95}, {}, None, {}),
     "admission": ("b300-tp8", {}, {}, None, {"concurrency": 16}),
     "drafts.eight": ("b300-tp8-8k1k-blog", {}, {}, None, {}),

@@ -127,3 +127,20 @@ def test_a_name_must_match_its_file(write):
     path = write("mine")
     with pytest.raises(UsageError, match="differs from the file name"):
         loader.load(str(path.rename(path.with_name("other.yaml"))))
+
+
+@pytest.mark.parametrize("name", [name for name in loader.names() if name != "cpu-tiny"])
+def test_a_profile_requires_the_gpus_that_its_parallel_sizes_take(name):
+    profile = loader.load(name)
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    taken = 1
+    for size in sizes:
+        taken *= profile.serve.args.get(size, 1)
+    assert profile.requires.gpus == taken
+    assert profile.requires.gpus % profile.requires.nodes == 0
+
+
+def test_pairs_point_at_each_other():
+    for name in loader.names():
+        partner = loader.load(name).pairs_with
+        assert partner is None or loader.load(partner).pairs_with == name

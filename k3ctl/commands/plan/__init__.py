@@ -106,7 +106,17 @@ def plan(
         blocks.append(_compare(made, actual, data))
     if check_with_vllm:
         blocked |= _ask_vllm(made, python, data, blocks)
-    return CommandResult("k3ctl.plan/1", data, blocks, exit_code=ExitCode.MACHINE if blocked else ExitCode.OK)
+    code = ExitCode.MACHINE if blocked else ExitCode.OK
+    return CommandResult("k3ctl.plan/1", data, blocks, exit_code=code, warnings=_unseen(made))
+
+
+def _unseen(made: Plan) -> list[str]:
+    """Say when the hardware was taken on trust."""
+    requires = made.deployment.config.profile.requires
+    if made.deployment.hardware is not None or not requires.gpus:
+        return []
+    hosts = f"one per host, {requires.nodes} hosts" if requires.nodes > 1 else "of `k3ctl doctor --json`"
+    return [f"no hardware was looked at; pass `--hardware` with a snapshot {hosts}"]
 
 
 def _choose(hardware: list[str] | None, objective: str, workload: Any, vllm: str) -> CommandResult:

@@ -1,14 +1,16 @@
 """The rules that predict what vLLM will do with a deployment, each with its vLLM range, date and source."""
 
-from k3ctl.planning.rules import checked, environment, general, silent, unchecked
+from k3ctl.planning.rules import checked, combinations, costs, environment, requirements, silent, unchecked
 from k3ctl.planning.rules.base import Effect, Finding, Rule, evaluate
 
 ALL: tuple[Rule, ...] = (
-    *general.RULES,
+    *requirements.RULES,
+    *combinations.RULES,
     *checked.RULES,
     *unchecked.RULES,
     *silent.RULES,
     *environment.RULES,
+    *costs.RULES,
 )
 
 __all__ = ["ALL", "Effect", "Finding", "Rule", "evaluate"]
