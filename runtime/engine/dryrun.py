@@ -139,7 +139,31 @@ def _resolved(config: Any) -> dict[str, Any]:
         "cudagraph_capture_sizes": list(compilation.cudagraph_capture_sizes or ()),
         "v2_model_runner": config.use_v2_model_runner,
         "additional_config": config.additional_config,
+        **_cache_bytes(config),
     }
+
+
+def _cache_bytes(config: Any) -> dict[str, int]:
+    """One KDA layer's state page and one token's MLA cache row, by vLLM's own calculators; bytes per rank."""
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+    from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
+
+    model, cache = config.model_config, config.cache_config
+    cls, _ = ModelRegistry.resolve_model_cls(model.architecture, model_config=model)
+    state = MambaSpec(
+        shapes=cls.get_mamba_state_shape_from_config(config),
+        dtypes=cls.get_mamba_state_dtype_from_config(config),
+        block_size=-1,
+    )
+    row = MLAAttentionSpec(
+        block_size=1,
+        num_kv_heads=model.get_num_kv_heads(config.parallel_config),
+        head_size=model.get_head_size(),
+        dtype=kv_cache_dtype_str_to_dtype(cache.cache_dtype, model),
+        cache_dtype_str=cache.cache_dtype,
+    )
+    return {"kda_page_bytes": state.page_size_bytes, "mla_row_bytes": row.page_size_bytes}
 
 
 def _local(model: str, folder: Path, name: str, config: dict[str, Any]) -> str:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from k3ctl.planning import kvcache
 from k3ctl.planning.render import render
 from k3ctl.planning.rules import ALL, checked
 from k3ctl.planning.rules.base import evaluate
+from k3ctl.planning.shape import K3
 from k3ctl.profiles.loader import names
 from k3ctl.profiles.vllm_args import argv
 
@@ -218,6 +220,7 @@ def test_our_first_reason_is_vllms_reason(answers, name):
 @pytest.mark.parametrize("name", CASES)
 def test_the_values_that_vllm_decides_on_are_predicted(answers, name):
     made, found = build(name), answers[name]["resolved"]
+    cache = made.memory_settings.cache
     predicted = {
         "tensor_parallel_size": made.parallel.tp,
         "pipeline_parallel_size": made.parallel.pp,
@@ -226,7 +229,11 @@ def test_the_values_that_vllm_decides_on_are_predicted(answers, name):
         "max_num_batched_tokens": made.max_num_batched_tokens,
         "enable_prefix_caching": made.prefix_caching,
         "draft_tokens": made.draft_tokens,
+        "mla_row_bytes": K3.kv_width * cache.kv_bytes,
     }
+    # a state of another convolution dtype is refused anyway, and its page is not planned
+    if made.kda_dtypes[0] == "bfloat16":
+        predicted["kda_page_bytes"] = kvcache.recurrent_bytes(cache) + kvcache.conv_bytes(cache)
     assert predicted == {key: found[key] for key in predicted}
 
 
