@@ -195,3 +195,20 @@ def test_no_profile_claims_to_be_verified_by_reading():
         profile = load(name)
         assert profile.status != "verified" or profile.evidence
         assert profile.status != "supported" or profile.evidence or name == "cpu-tiny"
+
+
+@pytest.mark.parametrize(
+    ("installed", "planned"), [("0.33.0+cpu", "0.33.0"), ("0.34.1", "0.34.1"), (None, "0.33.0")]
+)
+def test_the_installed_vllm_is_the_one_that_is_planned_for(data, monkeypatch, installed, planned):
+    from importlib import metadata
+
+    def version(name):
+        if name != "vllm" or installed is None:
+            raise metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(metadata, "version", version)
+    code, envelope = data("plan", "b300-tp8", "--hardware", "B300:8")
+    assert envelope["data"]["vllm"] == planned
+    assert code == (3 if planned == "0.34.1" else 0)

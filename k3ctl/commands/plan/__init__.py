@@ -41,7 +41,14 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a vLLM argument by its own name; repeatable."),
 ]
-VllmOption = Annotated[str, typer.Option("--vllm-version", help="vLLM that will run it.", metavar="VERSION")]
+VllmOption = Annotated[
+    str | None,
+    typer.Option(
+        "--vllm-version",
+        help="vLLM that will run it; default: the installed one, else 0.33.0.",
+        metavar="VERSION",
+    ),
+]
 ModelOption = Annotated[str | None, typer.Option(help="Serve the weights in this directory.", metavar="DIR")]
 RenderOption = Annotated[
     str | None,
@@ -73,7 +80,7 @@ def plan(
     input_tokens: InputOption = None,
     output_tokens: OutputOption = None,
     overrides: SetOption = None,
-    vllm_version: VllmOption = "0.33.0",
+    vllm_version: VllmOption = None,
     model: ModelOption = None,
     render: RenderOption = None,
     out: OutOption = None,
@@ -91,12 +98,12 @@ def plan(
     from k3ctl.planning.deployment import Workload
 
     workload = Workload(concurrency, input_tokens, output_tokens)
-    _check_version(vllm_version)
+    vllm = _version(vllm_version)
     if profile is None:
         if overrides or render or actual or check_with_vllm or model:
             raise UsageError("name a profile for that", hint="`k3ctl profiles list` shows them")
-        return _choose(hardware, objective, workload, vllm_version)
-    made = _plan(profile, overrides, model, hardware, workload, vllm_version)
+        return _choose(hardware, objective, workload, vllm)
+    made = _plan(profile, overrides, model, hardware, workload, vllm)
     if render is not None:
         return _render(made, render, out, directory, image)
     data: dict[str, Any] = made.json()
@@ -208,10 +215,15 @@ def _ask_vllm(made: Plan, python: str | None, data: dict[str, Any], blocks: list
     return answer.error is not None or refused
 
 
-def _check_version(text: str) -> None:
+def _version(given: str | None) -> str:
+    """The given version, else the one of the vLLM installed beside k3ctl, else the one k3ctl is written for."""
+    from importlib import metadata
+
     from packaging.version import InvalidVersion, Version
 
     try:
-        Version(text)
+        return Version(given or metadata.version("vllm")).public
+    except metadata.PackageNotFoundError:
+        return "0.33.0"
     except InvalidVersion as error:
-        raise UsageError(f"`{text}` is no version", hint="for example 0.33.0") from error
+        raise UsageError(f"`{given}` is no version", hint="for example 0.33.0") from error
