@@ -38,7 +38,7 @@ def list_profiles() -> CommandResult:
     """List the profiles: shipped ones, and your own directories."""
     from k3ctl.profiles import loader
 
-    found = loader.load_all()
+    found, problems = loader.load_readable()
     rows = [[p.name, _hardware(p), p.goal, p.status, p.summary] for p in found]
     data = {
         "directories": [str(path) for path in loader.directories()],
@@ -48,9 +48,8 @@ def list_profiles() -> CommandResult:
             for p in found
         ],
     }
-    return CommandResult(
-        "k3ctl.profiles/1", data, [Table(["profile", "hardware", "for", "status", "summary"], rows)]
-    )
+    table = Table(["profile", "hardware", "for", "status", "summary"], rows)
+    return CommandResult("k3ctl.profiles/1", data, [table], warnings=problems)
 
 
 def show(name: NameArgument, overrides: SetOption = None, origin: OriginOption = False) -> CommandResult:

@@ -68,6 +68,17 @@ def load_all() -> tuple[Profile, ...]:
     return tuple(load(name) for name in names())
 
 
+def load_readable() -> tuple[tuple[Profile, ...], tuple[str, ...]]:
+    """Every profile that can be read, and one line for each that cannot: a broken file hides only itself."""
+    profiles, problems = [], []
+    for name in names():
+        try:
+            profiles.append(load(name))
+        except UsageError as error:
+            problems.append(f"left out: {error.message}")
+    return tuple(profiles), tuple(problems)
+
+
 def _find(name_or_path: str) -> Path:
     if name_or_path.endswith((".yaml", ".yml")) or os.sep in name_or_path:
         path = Path(name_or_path)

@@ -144,3 +144,11 @@ def test_pairs_point_at_each_other():
     for name in loader.names():
         partner = loader.load(name).pairs_with
         assert partner is None or loader.load(partner).pairs_with == name
+
+
+def test_a_broken_profile_hides_only_itself(write):
+    write("mine")
+    write("broken", "sumary: x")
+    found, problems = loader.load_readable()
+    assert "mine" in {profile.name for profile in found}
+    assert len(problems) == 1 and "broken.yaml" in problems[0] and "`sumary`" in problems[0]

@@ -135,12 +135,13 @@ def _choose(hardware: list[str] | None, objective: str, workload: Any, vllm: str
     if objective not in {goal.value for goal in Objective}:
         raise unknown("goal", objective, [goal.value for goal in Objective])
     found = detect.given(hardware) if hardware else detect.this_host()
-    selection = select(loader.load_all(), found, Objective(objective), workload, vllm)
+    profiles, problems = loader.load_readable()
+    selection = select(profiles, found, Objective(objective), workload, vllm)
     blocks = report.selection_blocks(selection)
     if selection.chosen:
         blocks += report.plan_blocks(selection.chosen.plan)
     code = ExitCode.OK if selection.chosen else ExitCode.MACHINE
-    return CommandResult("k3ctl.selection/1", selection.json(), blocks, exit_code=code)
+    return CommandResult("k3ctl.selection/1", selection.json(), blocks, exit_code=code, warnings=problems)
 
 
 def _plan(
