@@ -26,7 +26,10 @@ FABRIC_HEALTH: Mapping[int, str] = {0: "", 1: "healthy", 2: "unhealthy", 3: "lim
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU at one moment. ``lost`` holds the driver's error when the GPU cannot be opened."""
+    """One GPU at one moment. ``lost`` holds the driver's error when the GPU cannot be opened.
+
+    ``nvlink_limit_bytes_s`` is what all links that are up can carry in one direction.
+    """
 
     index: int
     name: str = ""
@@ -46,6 +49,7 @@ class GpuSample:
     nvlink_tx_bytes: int | None = None
     nvlink_rx_bytes: int | None = None
     nvlink_errors: int | None = None
+    nvlink_limit_bytes_s: float | None = None
     ecc_uncorrected: int | None = None
     remap_pending: bool = False
     remap_failure: bool = False

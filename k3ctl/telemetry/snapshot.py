@@ -164,7 +164,8 @@ def _speculation_lines(load: Load) -> list[str]:
     against = f" (golden {golden:.2f})" if golden else ""
     rates = " ".join(f"{rate:.2f}" for rate in data.rates)
     return [
-        f"speculation acceptance length {data.length:.2f}{against}, K={data.draft_tokens}, {data.basis}: {rates}"
+        f"speculation acceptance length {data.length:.2f}{against}, K={data.draft_tokens}, {data.basis}; "
+        f"per position {rates}"
     ]
 
 

@@ -88,6 +88,6 @@ def size(value: float | None) -> str:
     return UNKNOWN
 
 
-def bandwidth(value: float | None) -> str:
-    """Bytes per second in decimal GB/s."""
-    return UNKNOWN if value is None else f"{value / 1e9:.1f} GB/s"
+def gigabytes(value: float | None) -> str:
+    """Bytes (or bytes per second) in decimal gigabytes, without the unit."""
+    return UNKNOWN if value is None else f"{value / 1e9:,.1f}"

@@ -316,7 +316,7 @@ def _witnessed(view: PathView, tracks: Sequence[ServerTrack]) -> PathView:
     seconds = 0.0
     for track in tracks:
         end, newest = track.witness[-1]
-        start, oldest = track.witness[0]
+        start, oldest = next(pair for pair in track.witness if pair[0] >= end - LATENCY_WINDOW_S - 0.5)
         _merge(whole, witness.total(newest))
         change = witness.difference(witness.total(oldest), witness.total(newest)) if end > start else None
         _merge(recent, change or {})

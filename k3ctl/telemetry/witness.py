@@ -22,13 +22,13 @@ TABLE_SCHEMA = "k3.witness.table/1"
 
 REASONS: Mapping[str, str] = {
     "": "specialized",
-    "backend-off": "the specialized backend is off",
+    "backend-off": "backend off",
     "refused": "refused at start",
-    "prefill-in-batch": "a prefill was in the batch",
-    "query-length-not-uniform": "requests with different query lengths",
-    "query-length-not-planned": "a query length without a plan",
-    "rows-over-limit": "more rows than the limit",
-    "graph-not-specialized": "the replayed graph holds standard kernels",
+    "prefill-in-batch": "prefill in the batch",
+    "query-length-not-uniform": "unequal query lengths",
+    "query-length-not-planned": "unplanned query length",
+    "rows-over-limit": "over the row limit",
+    "graph-not-specialized": "graph holds standard kernels",
 }
 """Reason code → what a person reads."""
 

@@ -1,1 +1,1 @@
-"""Live screens (Textual)."""
+"""The live screen (Textual). Importing this package is cheap; ``k3ctl.tui.app`` brings the toolkit."""

@@ -1,0 +1,1 @@
+"""Widgets: each shows a part of a View and holds no other state."""
