@@ -50,7 +50,9 @@ def main() -> None:
     parser.add_argument("--ticks", type=int, default=60)
     options = parser.parse_args()
     width, height = (int(part) for part in options.size.split("x"))
-    print(f"CPU ms per tick at {width}x{height}, {options.ticks} ticks a screen, Python {sys.version.split()[0]}")
+    print(
+        f"CPU ms per tick at {width}x{height}, {options.ticks} ticks a screen, Python {sys.version.split()[0]}"
+    )
     for mode, title in TABS:
         times = sorted(asyncio.run(measure(mode, (width, height), options.ticks)))
         p95 = times[int(len(times) * 0.95)]

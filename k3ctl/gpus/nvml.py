@@ -138,11 +138,11 @@ def _open(r: Reader, index: int, cpu_words: int, handles: dict[int, Any]) -> Gpu
     if isinstance(handle, Refused):
         return Gpu(index=index, handle=handle)
     handles[index] = handle
-    return _gpu(r, handle, index, cpu_words)
+    return gpu(r, handle, index, cpu_words)
 
 
-def _gpu(r: Reader, h: Any, index: int, cpu_words: int) -> Gpu:
-    memory_temp, recovery = r.fields(h, [FIELD_MEMORY_TEMP, FIELD_RECOVERY_ACTION])
+def gpu(r: Reader, h: Any, index: int, cpu_words: int) -> Gpu:
+    """Everything about one GPU; ``cpu_words`` 64-bit words hold the host's processors."""
     return Gpu(
         index=index,
         uuid=r.get("nvmlDeviceGetUUID", h, conv=_text),
@@ -154,38 +154,46 @@ def _gpu(r: Reader, h: Any, index: int, cpu_words: int) -> Gpu:
         architecture=r.get("nvmlDeviceGetArchitecture", h, conv=int),
         compute_capability=r.get("nvmlDeviceGetCudaComputeCapability", h, conv=_ints),
         pci=_pci(r, h),
-        memory=r.get("nvmlDeviceGetMemoryInfo", h, conv=_memory),
         bar1_total=r.get("nvmlDeviceGetBAR1MemoryInfo", h, conv=lambda v: int(v.bar1Total)),
-        power_mw=_power(r, h),
-        temperature_c=Temperature(
-            gpu=r.get("nvmlDeviceGetTemperature", h, 0, conv=int),
-            memory=memory_temp,
-            margin=r.get("nvmlDeviceGetMarginTemperature", h, conv=int),
-        ),
-        clocks_mhz=_clocks(r, h),
-        clock_event_reasons=r.get("nvmlDeviceGetCurrentClocksEventReasons", h, conv=int),
-        pstate=r.get("nvmlDeviceGetPerformanceState", h, conv=int),
-        utilization=r.get(
-            "nvmlDeviceGetUtilizationRates",
-            h,
-            conv=lambda v: Utilization(gpu=int(v.gpu), memory=int(v.memory)),
-        ),
         persistence=r.get("nvmlDeviceGetPersistenceMode", h, conv=int),
         compute_mode=r.get("nvmlDeviceGetComputeMode", h, conv=int),
         virtualization=r.get("nvmlDeviceGetVirtualizationMode", h, conv=int),
         addressing_mode=r.get("nvmlDeviceGetAddressingMode", h, conv=int),
-        ecc=_ecc(r, h),
-        remapped_rows=r.get("nvmlDeviceGetRemappedRows", h, conv=lambda v: RemappedRows(*_ints(v))),
-        recovery_action=recovery,
         c2c=r.get("nvmlDeviceGetC2cModeInfoV", h, conv=lambda v: int(v.isC2cEnabled)),
         gpu_numa_node=r.get("nvmlDeviceGetNumaNodeId", h, conv=int),
         cpu_affinity=r.get("nvmlDeviceGetCpuAffinity", h, cpu_words, conv=_cpu_list),
         mig=_mig(r, h),
-        fabric=_fabric(r, h),
         platform=_platform(r, h),
         links=_links(r, h),
         processes=r.get("nvmlDeviceGetComputeRunningProcesses", h, conv=_processes),
+        **live_fields(r, h),
     )
+
+
+def live_fields(r: Reader, h: Any) -> dict[str, Any]:
+    """The fields of ``Gpu`` that change while the GPU works, by name."""
+    memory_temp, recovery = r.fields(h, [FIELD_MEMORY_TEMP, FIELD_RECOVERY_ACTION])
+    return {
+        "memory": r.get("nvmlDeviceGetMemoryInfo", h, conv=_memory),
+        "power_mw": _power(r, h),
+        "temperature_c": Temperature(
+            gpu=r.get("nvmlDeviceGetTemperature", h, 0, conv=int),
+            memory=memory_temp,
+            margin=r.get("nvmlDeviceGetMarginTemperature", h, conv=int),
+        ),
+        "clocks_mhz": _clocks(r, h),
+        "clock_event_reasons": r.get("nvmlDeviceGetCurrentClocksEventReasons", h, conv=int),
+        "pstate": r.get("nvmlDeviceGetPerformanceState", h, conv=int),
+        "utilization": r.get(
+            "nvmlDeviceGetUtilizationRates",
+            h,
+            conv=lambda v: Utilization(gpu=int(v.gpu), memory=int(v.memory)),
+        ),
+        "ecc": _ecc(r, h),
+        "remapped_rows": r.get("nvmlDeviceGetRemappedRows", h, conv=lambda v: RemappedRows(*_ints(v))),
+        "recovery_action": recovery,
+        "fabric": _fabric(r, h),
+    }
 
 
 def _pci(r: Reader, h: Any) -> Pci:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from k3ctl.telemetry.gpus import GpuSample
+from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.prometheus import Page
 from k3ctl.telemetry.witness import WorkerPage
 
@@ -41,11 +41,12 @@ class WitnessRead:
 
 @dataclass(frozen=True)
 class GpusRead:
-    """The GPUs of the node ``source``."""
+    """The GPUs of the node ``source``, and what doctor's rules say about them."""
 
     t: float
     source: str
     gpus: tuple[GpuSample, ...]
+    findings: tuple[GpuFinding, ...] = ()
 
 
 @dataclass(frozen=True)

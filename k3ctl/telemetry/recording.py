@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -114,7 +114,8 @@ def _encode_plain(event: Event) -> dict[str, Any]:
         case WitnessRead():
             return {"kind": "witness", **line, "workers": [_encode_worker(page) for page in event.workers]}
         case GpusRead():
-            return {"kind": "gpus", **line, "gpus": [gpus.to_json(sample) for sample in event.gpus]}
+            samples = [gpus.to_json(sample) for sample in event.gpus]
+            return {"kind": "gpus", **line, "gpus": samples, "findings": [asdict(f) for f in event.findings]}
         case StageChanged():
             fields = {name: getattr(event, name) for name in ("stage", "state", "done", "total", "detail")}
             return {"kind": "stage", **line, **fields}
@@ -235,7 +236,8 @@ def _decode_plain(row: Mapping[str, Any], t: float, source: str) -> Event | None
             table = {"schema": "k3.witness.table/1", "workers": row["workers"]}
             return WitnessRead(t, source, workers_of_table(table))
         case "gpus":
-            return GpusRead(t, source, tuple(gpus.from_json(sample) for sample in row["gpus"]))
+            samples = tuple(gpus.from_json(sample) for sample in row["gpus"])
+            return GpusRead(t, source, samples, tuple(gpus.GpuFinding(**f) for f in row.get("findings", ())))
         case "stage":
             texts = (str(row["stage"]), str(row["state"]))
             return StageChanged(t, source, *texts, int(row["done"]), int(row["total"]), str(row["detail"]))

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from k3ctl.telemetry.gpus import HARD_THROTTLE
 from k3ctl.telemetry.measures import SINCE_START
 from k3ctl.telemetry.reference import GOLDEN_ACCEPTANCE_LENGTH, ROW_LIMIT
-from k3ctl.telemetry.view import Alert, EngineView, GpuView, ServerView, View
+from k3ctl.telemetry.view import Alert, EngineView, ServerView, View
 from k3ctl.telemetry.witness import REASONS, by_reason, decode_steps
 
 STALLED_AFTER_S = 30.0
@@ -289,54 +288,19 @@ def _path_without_witness(view: View) -> Iterator[Alert]:
 
 def _gpus(view: View) -> Iterator[Alert]:
     for node in view.nodes:
+        for found in node.findings:
+            where = f"{node.source} {found.where}".rstrip()
+            yield Alert(found.rule, found.severity, found.title, found.evidence, found.remedy, where)
         for gpu in node.gpus:
-            yield from _gpu(node.source, gpu)
-
-
-def _gpu(node: str, gpu: GpuView) -> Iterator[Alert]:
-    sample = gpu.sample
-    where = f"{node} GPU {sample.index}"
-    if sample.lost:
-        yield Alert("gpu.lost", "fail", "GPU lost", sample.lost, "drain the node and reset the GPU", where)
-        return
-    if sample.links and sample.links_up is not None and sample.links_up < sample.links:
-        detail = f"{sample.links_up} of {sample.links} NVLinks up"
-        yield Alert(
-            "nvlink.links-down", "fail", "NVLinks down", detail, "drain the node; `k3ctl doctor`", where
-        )
-    if gpu.nvlink_errors_new:
-        detail = f"{gpu.nvlink_errors_new} new link errors"
-        yield Alert(
-            "nvlink.errors", "warn", "NVLink errors", detail, "watch this link; `k3ctl doctor`", where
-        )
-    if sample.fabric in {"unhealthy", "limited capacity"} or sample.fabric.startswith("completed, error"):
-        yield Alert(
-            "fabric.degraded", "fail", "NVLink fabric degraded", sample.fabric, "`k3ctl doctor`", where
-        )
-    if hard := [reason for reason in sample.throttle if reason in HARD_THROTTLE]:
-        clock = f", SM clock {sample.sm_mhz} MHz" if sample.sm_mhz else ""
-        yield Alert(
-            "clock.hw-thermal-slowdown",
-            "warn",
-            "GPU is throttled by hardware",
-            ", ".join(hard) + clock,
-            "check cooling and power: every rank waits for the slowest",
-            where,
-        )
-    if sample.ecc_uncorrected:
-        detail = f"{sample.ecc_uncorrected} uncorrected ECC errors since the driver loaded"
-        yield Alert(
-            "memory.ecc-uncorrected",
-            "fail",
-            "memory errors",
-            detail,
-            "drain the node and reset the GPU",
-            where,
-        )
-    if sample.remap_failure or sample.remap_pending:
-        rule = "memory.remap-failure" if sample.remap_failure else "memory.remap-pending"
-        detail = "row remapping failed" if sample.remap_failure else "a row remap waits for a reset"
-        yield Alert(rule, "fail" if sample.remap_failure else "warn", detail, detail, "reset the GPU", where)
+            if gpu.nvlink_errors_new:
+                yield Alert(
+                    "nvlink.errors",
+                    "warn",
+                    "NVLink errors",
+                    f"{gpu.nvlink_errors_new} new link errors",
+                    "watch this link; `k3ctl doctor`",
+                    f"{node.source} GPU {gpu.sample.index}",
+                )
 
 
 def _engines(view: View) -> Iterator[tuple[ServerView, EngineView]]:
@@ -365,7 +329,7 @@ RULES: tuple[Rule, ...] = (
         _corrupt,
     ),
     Rule("requests.failed", "fail", "Requests end with an error", "vLLM 0.33 metrics", _errors),
-    Rule("gpu.*", "fail", "What the GPUs report; ids as in `k3ctl doctor`", "NVML", _gpus),
+    Rule("gpu.*", "fail", "What `k3ctl doctor` finds on a GPU, live", "NVML", _gpus),
     Rule("server.restarted", "warn", "Counters went backwards in the last minute", _OWN, _server_restarted),
     Rule(
         "engine.preempting",

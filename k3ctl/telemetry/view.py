@@ -13,7 +13,7 @@ from k3ctl.telemetry import measures, witness
 from k3ctl.telemetry.bench import BenchState
 from k3ctl.telemetry.engines import EngineSample
 from k3ctl.telemetry.events import IncidentFound, StageChanged
-from k3ctl.telemetry.gpus import GpuSample
+from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.measures import Acceptance, Latency, Window, combine, window
 from k3ctl.telemetry.reducer import EngineTrack, LogLine, NodeTrack, Point, ServerTrack, State
 from k3ctl.telemetry.reference import ROW_LIMIT, Deployment, StepAnchor, step_anchor
@@ -134,6 +134,7 @@ class NodeView:
     gpus: tuple[GpuView, ...]
     failure: str
     age_s: float | None
+    findings: tuple[GpuFinding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -376,7 +377,8 @@ def _node(node: NodeTrack, now: float) -> NodeView:
     before = {sample.index: sample for sample in node.before.gpus} if node.before else {}
     seconds = node.newest.t - node.before.t if node.before else 0.0
     gpus = tuple(_gpu(sample, before.get(sample.index), seconds) for sample in node.newest.gpus)
-    return NodeView(node.source, gpus, node.failure, max(0.0, now - node.newest.t))
+    age = max(0.0, now - node.newest.t)
+    return NodeView(node.source, gpus, node.failure, age, node.newest.findings)
 
 
 def _gpu(sample: GpuSample, before: GpuSample | None, seconds: float) -> GpuView:

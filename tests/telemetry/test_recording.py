@@ -18,7 +18,7 @@ from k3ctl.telemetry.events import (
     StageChanged,
     WitnessRead,
 )
-from k3ctl.telemetry.gpus import GpuSample
+from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.reducer import reduce_all
 from k3ctl.telemetry.witness import StepCount, StepKey, WorkerPage
 from tests.telemetry.feeding import URL, fixture_page, read
@@ -38,7 +38,12 @@ WORKER = WorkerPage(
 OTHERS: list[Event] = [
     FeedFailed(50.0, URL, "metrics", "HTTP 503"),
     WitnessRead(51.0, URL, (WORKER,)),
-    GpusRead(52.0, "node0", (GpuSample(0, "NVIDIA H200", throttle=("HW thermal",), ecc_uncorrected=0),)),
+    GpusRead(
+        52.0,
+        "node0",
+        (GpuSample(0, "NVIDIA H200", throttle=("HW thermal",), ecc_uncorrected=0),),
+        (GpuFinding("gpu.lost", "fail", "t", "e", "r", "GPU 0"),),
+    ),
     StageChanged(53.0, "run", "weights", "running", 3, 96, "loading"),
     IncidentFound(54.0, "run", "engine.stalled", "fail", "stalled", "restart"),
     BenchReported(55.0, "bench", {"kind": "tick", "ok": 3}),

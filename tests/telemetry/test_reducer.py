@@ -7,7 +7,7 @@ import pytest
 from k3ctl.telemetry import rules
 from k3ctl.telemetry.bench import BenchState
 from k3ctl.telemetry.events import BenchReported, Event, FeedFailed, GpusRead, MetricsRead
-from k3ctl.telemetry.gpus import GpuSample
+from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.prometheus import parse
 from k3ctl.telemetry.reducer import HISTORY_POINTS, State, reduce, reduce_all
 from k3ctl.telemetry.view import View, build
@@ -171,7 +171,7 @@ def test_a_witness_share_counts_decode_and_mixed_steps_only() -> None:
 def test_a_path_that_engaged_before_and_does_not_now_is_lost() -> None:
     view = look([witnessed(0, 5000, 10, 0), witnessed(10, 5001, 60, 0)], 10)
     assert [alert.rule for alert in view.alerts] == ["path.lost"]
-    assert "more rows than the limit" in view.alerts[0].detail
+    assert "over the row limit" in view.alerts[0].detail
 
 
 def test_a_path_that_never_engaged_is_not_engaged() -> None:
@@ -200,22 +200,11 @@ def witnessed(
     return MetricsRead(t, URL, parse(("\n".join(lines) + "\n").encode(), names, required_prefix="vllm:"))
 
 
-def test_gpu_findings_have_the_ids_of_doctor() -> None:
-    samples = (
-        GpuSample(0, lost="GpuIsLost"),
-        GpuSample(1, links=18, links_up=14, throttle=("HW thermal", "SW power cap")),
-        GpuSample(2, fabric_state=3, fabric_health=3, ecc_uncorrected=1, remap_pending=True),
-        GpuSample(3, links=18, links_up=18, throttle=("SW power cap",), fabric_state=3, fabric_health=1),
-    )
-    view = look([GpusRead(1, "node0", samples)], 1)
-    assert {(alert.rule, alert.where) for alert in view.alerts} == {
-        ("gpu.lost", "node0 GPU 0"),
-        ("nvlink.links-down", "node0 GPU 1"),
-        ("clock.hw-thermal-slowdown", "node0 GPU 1"),
-        ("fabric.degraded", "node0 GPU 2"),
-        ("memory.ecc-uncorrected", "node0 GPU 2"),
-        ("memory.remap-pending", "node0 GPU 2"),
-    }
+def test_findings_of_a_gpu_reading_are_alerts_until_a_reading_without_them() -> None:
+    found = GpuFinding("gpu.lost", "fail", "GPU lost", "GpuIsLost", "reset it", "GPU 2")
+    bad, good = GpusRead(1, "node0", (), (found,)), GpusRead(3, "node0", ())
+    assert [(alert.rule, alert.where) for alert in look([bad], 1).alerts] == [("gpu.lost", "node0 GPU 2")]
+    assert look([bad, good], 3).alerts == ()
 
 
 def test_nvlink_rates_come_from_two_readings() -> None:

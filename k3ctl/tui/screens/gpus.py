@@ -30,9 +30,8 @@ def _links(gpu: GpuView) -> str:
 
 
 def _ecc(gpu: GpuView) -> str:
-    sample = gpu.sample
-    remap = " remap FAILED" if sample.remap_failure else " remap pending" if sample.remap_pending else ""
-    return count(sample.ecc_uncorrected) + remap
+    remap = f", remap {gpu.sample.remap}" if gpu.sample.remap else ""
+    return count(gpu.sample.ecc_uncorrected) + remap
 
 
 COLUMNS: tuple[tuple[str, int, Callable[[GpuView], str]], ...] = (
