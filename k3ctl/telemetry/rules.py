@@ -5,7 +5,7 @@ Ids are shared with triage and doctor: one incident has one name in a log, on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from k3ctl.telemetry.measures import SINCE_START
@@ -35,18 +35,16 @@ _ORDER = {"fail": 0, "warn": 1, "info": 2}
 
 @dataclass(frozen=True)
 class Rule:
-    """One alert: its id, what it means, where the knowledge comes from, and the check."""
+    """What an alert means: its usual severity, when it fires, and the report that taught us."""
 
-    id: str
     severity: str
     meaning: str
-    source: str
-    check: Callable[[View], Iterator[Alert]]
+    source: str = ""
 
 
 def judge(view: View) -> View:
     """The view with the alerts that hold in it, worst first."""
-    found = [alert for rule in RULES for alert in rule.check(view)]
+    found = [alert for check in CHECKS for alert in check(view)]
     return replace(view, alerts=tuple(sorted(found, key=lambda alert: _ORDER[alert.severity])))
 
 
@@ -55,7 +53,7 @@ def _server_down(view: View) -> Iterator[Alert]:
         if server.state == "down":
             since = f" for {server.down_s:.0f} s" if server.down_s is not None else ""
             yield Alert(
-                "server.down",
+                "server-down",
                 "fail",
                 "server does not answer",
                 f"{server.failure}{since}",
@@ -68,7 +66,7 @@ def _server_restarted(view: View) -> Iterator[Alert]:
     for server in view.servers:
         if server.restarted_s is not None and server.restarted_s <= 60:
             yield Alert(
-                "server.restarted",
+                "server-restarted",
                 "warn",
                 "server restarted",
                 f"counters went back {server.restarted_s:.0f} s ago; figures count from there",
@@ -81,7 +79,7 @@ def _stalled(view: View) -> Iterator[Alert]:
     for server, engine in _engines(view):
         if (engine.load.running or 0) > 0 and engine.quiet_s >= STALLED_AFTER_S:
             yield Alert(
-                "engine.stalled",
+                "stalled",
                 "fail",
                 "engine stalled",
                 f"{engine.load.running:.0f} requests running, no token or step for {engine.quiet_s:.0f} s",
@@ -102,7 +100,7 @@ def _idle(view: View) -> Iterator[Alert]:
                 load = sum(other.load.running or 0 for other in busy)
                 how_long = "has never generated a token" if never else f"idle for {engine.quiet_s:.0f} s"
                 yield Alert(
-                    "engine.idle",
+                    "engine-idle",
                     "warn",
                     "one engine is idle",
                     f"engine {engine.label} {how_long} while {load:.0f} requests run on the others",
@@ -124,7 +122,7 @@ def _preempting(view: View) -> Iterator[Alert]:
     )
     usage = f", KV cache {load.kv_usage:.1%} full" if load.kv_usage is not None else ""
     yield Alert(
-        "engine.preempting",
+        "preempting",
         "warn",
         "requests are preempted",
         f"{count}{usage}: preempted requests compute their prefix again",
@@ -140,7 +138,7 @@ def _rejected(view: View) -> Iterator[Alert]:
                 f"{recent:.0f} in the last minute" if recent > 0 else f"{server.rejections:.0f} since start"
             )
             yield Alert(
-                "requests.rejected",
+                "requests-rejected",
                 "warn" if recent > 0 else "info",
                 "requests were refused at admission",
                 count,
@@ -153,7 +151,7 @@ def _errors(view: View) -> Iterator[Alert]:
     errors = view.load.finished_recent.get("error", 0.0)
     if errors > 0:
         yield Alert(
-            "requests.failed",
+            "requests-failed",
             "fail",
             "requests end with an error",
             f"{errors:.0f} in {view.load.window_s:.0f} s",
@@ -166,7 +164,7 @@ def _corrupt(view: View) -> Iterator[Alert]:
     load = view.load
     if (corrupted := load.totals.get("corrupted", 0.0)) > 0:
         detail = f"{corrupted:.0f} requests with NaN logits since start"
-        yield Alert("output.corrupt", "fail", "corrupt output", detail, action)
+        yield Alert("corrupt-output", "fail", "corrupt output", detail, action)
         return
     for finished, basis in (
         (load.finished_recent, f"last {load.window_s:.0f} s"),
@@ -178,7 +176,7 @@ def _corrupt(view: View) -> Iterator[Alert]:
         share = finished.get("repetition", 0.0) / total
         if share >= REPETITION_SHARE:
             detail = f"{share:.0%} of {total:.0f} requests stopped for repetition ({basis})"
-            yield Alert("output.corrupt", "fail", "corrupt output suspected", detail, action)
+            yield Alert("corrupt-output", "fail", "corrupt output suspected", detail, action)
         return
 
 
@@ -189,7 +187,7 @@ def _acceptance(view: View) -> Iterator[Alert]:
     if data.looks_synthetic:
         rates = ", ".join(f"{rate:.2g}" for rate in data.rates)
         yield Alert(
-            "speculation.synthetic",
+            "synthetic-acceptance",
             "warn",
             "SYNTHETIC acceptance suspected",
             f"acceptance per position is a step: {rates} ({data.basis})",
@@ -200,7 +198,7 @@ def _acceptance(view: View) -> Iterator[Alert]:
         return
     if data.length <= COLLAPSED_LENGTH:
         yield Alert(
-            "speculation.collapsed",
+            "acceptance-collapse",
             "warn",
             "acceptance collapsed, the drafter is useless",
             f"length {data.length:.2f} of {data.draft_tokens + 1}, {data.drafts:.0f} drafts ({data.basis})",
@@ -209,7 +207,7 @@ def _acceptance(view: View) -> Iterator[Alert]:
     golden = GOLDEN_ACCEPTANCE_LENGTH.get(data.draft_tokens)
     if golden and data.length > golden * ARTEFACT_FACTOR:
         yield Alert(
-            "speculation.artefact",
+            "acceptance-artefact",
             "info",
             "acceptance above the golden curve",
             f"length {data.length:.2f} against {golden:.2f}: repeated or random prompts do this",
@@ -224,7 +222,7 @@ def _path(view: View) -> Iterator[Alert]:
         return
     if path.known_build is False:
         yield Alert(
-            "path.unknown-build",
+            "unknown-build",
             "warn",
             "the witness does not know this vLLM build",
             path.versions,
@@ -243,9 +241,9 @@ def _path(view: View) -> Iterator[Alert]:
     started = path.engagement_total is not None and path.engagement_total >= LOST_BELOW
     detail = f"{path.engagement:.0%} of decode steps specialized ({path.basis}); mostly: {why}"
     rule, title = (
-        ("path.lost", "specialized path lost")
+        ("path-lost", "specialized path lost")
         if started
-        else ("path.not-engaged", "specialized path not engaged")
+        else ("path-not-engaged", "specialized path not engaged")
     )
     yield Alert(
         rule,
@@ -270,7 +268,7 @@ def _path_without_witness(view: View) -> Iterator[Alert]:
     drafts = view.load.draft_tokens
     if rows is not None and rows > ROW_LIMIT and drafts:
         yield Alert(
-            "path.rows-over-limit",
+            "rows-over-limit",
             "warn",
             "decode steps are above the row limit",
             f"{view.load.running:.0f} running × {drafts + 1} = {rows:.0f} rows, limit {ROW_LIMIT}",
@@ -278,7 +276,7 @@ def _path_without_witness(view: View) -> Iterator[Alert]:
         )
     for fact in view.path.excluded:
         yield Alert(
-            "path.excluded",
+            "path-excluded",
             "info",
             "the specialized path cannot run",
             fact,
@@ -314,45 +312,47 @@ def _where(server: ServerView, engine: EngineView) -> str:
     return server.source if len(server.engines) == 1 else f"{server.source} engine {engine.label}"
 
 
-_OWN = "k3ctl"
-
-RULES: tuple[Rule, ...] = (
-    Rule("server.down", "fail", "A server that answered before does not answer now", _OWN, _server_down),
-    Rule(
-        "engine.stalled", "fail", "Requests run, nothing moves for 30 s", "vllm-project/vllm#50880", _stalled
-    ),
-    Rule(
-        "output.corrupt",
-        "fail",
-        "NaN logits, or 20 % of requests stop for repetition",
-        "vLLM 0.33 metrics",
-        _corrupt,
-    ),
-    Rule("requests.failed", "fail", "Requests end with an error", "vLLM 0.33 metrics", _errors),
-    Rule("gpu.*", "fail", "What `k3ctl doctor` finds on a GPU, live", "NVML", _gpus),
-    Rule("server.restarted", "warn", "Counters went backwards in the last minute", _OWN, _server_restarted),
-    Rule(
-        "engine.preempting",
-        "warn",
-        "Requests are preempted, or the KV cache is full",
-        "vLLM 0.33 metrics",
-        _preempting,
-    ),
-    Rule("engine.idle", "warn", "One of several engines has nothing to do", _OWN, _idle),
-    Rule("requests.rejected", "warn", "Requests were refused at admission", "vLLM 0.33 metrics", _rejected),
-    Rule(
-        "speculation.*",
-        "warn",
-        "Acceptance collapsed, synthetic or above the golden curve",
-        "InferenceX golden AL",
-        _acceptance,
-    ),
-    Rule(
-        "path.*",
-        "warn",
-        "The specialized path was lost, never engaged, or cannot run",
-        "witness counters",
-        _path,
-    ),
+CHECKS: tuple[Callable[[View], Iterator[Alert]], ...] = (
+    _server_down,
+    _server_restarted,
+    _stalled,
+    _idle,
+    _preempting,
+    _rejected,
+    _errors,
+    _corrupt,
+    _acceptance,
+    _path,
+    _gpus,
 )
-"""Every rule; families (``gpu.*``) yield alerts with ids of their own."""
+
+RULES: Mapping[str, Rule] = {
+    "server-down": Rule("fail", "A server that answered before does not answer now"),
+    "server-restarted": Rule("warn", "Counters went backwards in the last minute"),
+    "stalled": Rule("fail", "Requests run, no token and no engine step for 30 s", "vllm-project/vllm#50880"),
+    "engine-idle": Rule("warn", "One of several engines has nothing to do while others run requests"),
+    "preempting": Rule("warn", "Requests are preempted in the last minute, or were and the KV cache is full"),
+    "requests-rejected": Rule("warn", "Requests were refused at admission"),
+    "requests-failed": Rule("fail", "Requests ended with an error in the last minute"),
+    "corrupt-output": Rule("fail", "Logits were NaN, or 20 % of requests stopped for repetition"),
+    "acceptance-collapse": Rule(
+        "warn", "Acceptance length at or below 1.05 over 100 drafts", "lightseekorg/tokenspeed#1132"
+    ),
+    "synthetic-acceptance": Rule(
+        "warn", "Acceptance per position is a step function: benchmark setting, meaningless text"
+    ),
+    "acceptance-artefact": Rule(
+        "info",
+        "Acceptance 15 % above the golden curve: repeated or random prompts",
+        "vllm-project/vllm#52536",
+    ),
+    "path-lost": Rule("warn", "Below half of the decode steps are specialized, after a time above"),
+    "path-not-engaged": Rule("warn", "The specialized backend is on, and hardly any step is specialized"),
+    "rows-over-limit": Rule("warn", "Without a witness: running × (K+1) exceeds 64 rows"),
+    "path-excluded": Rule(
+        "info", "Without a witness: the cache configuration rules the specialized path out"
+    ),
+    "unknown-build": Rule("warn", "The witness counts in a vLLM build that it does not know"),
+    "nvlink.errors": Rule("warn", "NVLink error counters grow"),
+}
+"""Every alert of the monitor itself. GPU alerts besides carry the ids of `k3ctl doctor`'s rules."""

@@ -45,7 +45,7 @@ OTHERS: list[Event] = [
         (GpuFinding("gpu.lost", "fail", "t", "e", "r", "GPU 0"),),
     ),
     StageChanged(53.0, "run", "weights", "running", 3, 96, "loading"),
-    IncidentFound(54.0, "run", "engine.stalled", "fail", "stalled", "restart"),
+    IncidentFound(54.0, "run", "stalled", "fail", "stalled", "restart"),
     BenchReported(55.0, "bench", {"kind": "tick", "ok": 3}),
 ]
 

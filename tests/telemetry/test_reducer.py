@@ -41,7 +41,7 @@ def test_counters_that_go_backwards_are_a_restart_not_a_spike() -> None:
     view = look(events, 23)
     assert view.load.output_tok_s == pytest.approx(50)
     assert view.servers[0].restarts == 1
-    assert "server.restarted" in {alert.rule for alert in view.alerts}
+    assert "server-restarted" in {alert.rule for alert in view.alerts}
     assert all(point.output_tok_s is None or point.output_tok_s >= 0 for point in view.history)
 
 
@@ -63,7 +63,7 @@ def test_a_dead_server_is_down_after_it_had_answered_and_waiting_before() -> Non
     view = look([read(1, generation_tokens_total=1), failed], 13)
     assert view.servers[0].state == "down"
     assert view.servers[0].down_s == 10
-    assert view.alerts[0].rule == "server.down"
+    assert view.alerts[0].rule == "server-down"
     assert view.load.running is None
 
 
@@ -91,15 +91,15 @@ def test_history_is_bounded() -> None:
     ("fixture", "expected"),
     [
         ("metrics-healthy-c1-k7-al3.84.prom", set()),
-        ("metrics-synthetic-al6.prom", {"speculation.synthetic"}),
-        ("metrics-acceptance-collapse-al1.0.prom", {"speculation.collapsed"}),
+        ("metrics-synthetic-al6.prom", {"synthetic-acceptance"}),
+        ("metrics-acceptance-collapse-al1.0.prom", {"acceptance-collapse"}),
         ("metrics-nospec-c64.prom", set()),
-        ("metrics-c16-k7-over64rows.prom", {"path.rows-over-limit"}),
-        ("metrics-bf16-ssm-state.prom", {"path.excluded"}),
-        ("metrics-replayssm-on.prom", {"path.excluded"}),
-        ("metrics-preempting-kv-full.prom", {"engine.preempting", "path.rows-over-limit"}),
-        ("metrics-capacity-rejections.prom", {"requests.rejected"}),
-        ("metrics-dp2-one-engine-idle.prom", {"engine.idle"}),
+        ("metrics-c16-k7-over64rows.prom", {"rows-over-limit"}),
+        ("metrics-bf16-ssm-state.prom", {"path-excluded"}),
+        ("metrics-replayssm-on.prom", {"path-excluded"}),
+        ("metrics-preempting-kv-full.prom", {"preempting", "rows-over-limit"}),
+        ("metrics-capacity-rejections.prom", {"requests-rejected"}),
+        ("metrics-dp2-one-engine-idle.prom", {"engine-idle"}),
         ("metrics-stall-t0.prom", set()),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -112,7 +112,7 @@ def test_a_single_page_raises_exactly_the_alerts_of_its_fixture(fixture: str, ex
 def test_requests_running_without_a_token_for_thirty_seconds_is_a_stall() -> None:
     pages = [fixture_page("metrics-stall-t0.prom"), fixture_page("metrics-stall-t60.prom")]
     view = look([MetricsRead(0.0, URL, pages[0]), MetricsRead(60.0, URL, pages[1])], 61)
-    assert [alert.rule for alert in view.alerts] == ["engine.stalled"]
+    assert [alert.rule for alert in view.alerts] == ["stalled"]
     assert "33 requests running" in view.alerts[0].detail
 
 
@@ -157,7 +157,7 @@ def test_corrupt_output_is_suspected_from_repetition() -> None:
 
     assert look([finished(0, 0, 0), finished(10, 30, 1)], 10).alerts == ()
     assert [alert.rule for alert in look([finished(0, 0, 0), finished(10, 8, 4)], 10).alerts] == [
-        "output.corrupt"
+        "corrupt-output"
     ]
 
 
@@ -170,13 +170,13 @@ def test_a_witness_share_counts_decode_and_mixed_steps_only() -> None:
 
 def test_a_path_that_engaged_before_and_does_not_now_is_lost() -> None:
     view = look([witnessed(0, 5000, 10, 0), witnessed(10, 5001, 60, 0)], 10)
-    assert [alert.rule for alert in view.alerts] == ["path.lost"]
+    assert [alert.rule for alert in view.alerts] == ["path-lost"]
     assert "over the row limit" in view.alerts[0].detail
 
 
 def test_a_path_that_never_engaged_is_not_engaged() -> None:
     view = look([witnessed(0, 0, 0, 0), witnessed(10, 0, 60, 0)], 10)
-    assert [alert.rule for alert in view.alerts] == ["path.not-engaged"]
+    assert [alert.rule for alert in view.alerts] == ["path-not-engaged"]
 
 
 def test_the_standard_backend_on_purpose_is_no_alert() -> None:

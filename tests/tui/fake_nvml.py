@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +96,7 @@ class FakeNvml:
         fabric = _value(gpu["fabric"])
         info = pointer._obj
         info.state, info.status, info.cliqueId = fabric["state"], fabric["status"], fabric["clique_id"]
+        info.clusterUuid = type(info.clusterUuid)(*uuid.UUID(fabric["cluster_uuid"]).bytes)
         info.healthMask = fabric["health_mask"]
         if hasattr(info, "healthSummary"):
             info.healthSummary = fabric.get("health_summary") or 0

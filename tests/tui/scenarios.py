@@ -244,7 +244,7 @@ def stalled() -> list[Event]:
     incident = IncidentFound(
         START + 290,
         "run",
-        "engine.stalled",
+        "stalled",
         "fail",
         "no token for 35 s, all ranks in a collective",
         "py-spy dump",
