@@ -33,7 +33,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on std
 def command(
     group: typer.Typer, name: str, *, epilog: str | None = None
 ) -> Callable[[Callable[..., CommandResult]], Callable[..., None]]:
-    """Register ``fn`` under ``name``, add ``--json``, and render the ``CommandResult`` that it returns."""
+    """Register ``fn`` under ``name``, add ``--json``, and render the ``CommandResult`` that it returns.
+
+    A function with a parameter ``as_json`` is told whether ``--json`` was given.
+    """
 
     def register(fn: Callable[..., CommandResult]) -> Callable[..., None]:
         signature = inspect.signature(fn, eval_str=True)
@@ -44,12 +47,13 @@ def command(
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> None:
             json_wanted = kwargs.pop("as_json", False)
-            result = fn(*args, **kwargs)
+            told = {"as_json": json_wanted} if "as_json" in signature.parameters else {}
+            result = fn(*args, **kwargs, **told)
             output.emit(result, as_json=json_wanted)
             if result.exit_code:
                 raise typer.Exit(int(result.exit_code))
 
-        parameters = [*signature.parameters.values(), as_json]
+        parameters = [*(p for p in signature.parameters.values() if p.name != "as_json"), as_json]
         run.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
         group.command(name, epilog=epilog)(run)

@@ -53,6 +53,7 @@ class Recorder:
         except OSError as error:
             raise UsageError(f"cannot write the recording `{path}`: {error.strerror}") from error
         self.error: str = ""
+        self.events = 0
         self._lock = threading.Lock()
         self._codecs: dict[str, _SourceCodec] = {}
         self._write({"schema": SCHEMA, "k3ctl": __version__})
@@ -62,6 +63,7 @@ class Recorder:
         with self._lock:
             if self._file is not None:
                 self._write(self._encode(event))
+                self.events += not self.error
 
     def close(self) -> None:
         """Finish the file."""

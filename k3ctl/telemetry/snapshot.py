@@ -120,7 +120,7 @@ def _load_lines(load: Load) -> list[str]:
         f"prompt {count(totals.get('prompt_tokens'))} since start",
         f"requests    running {count(load.running)}, waiting {count(load.waiting)}"
         + (f" ({reasons})" if reasons else ""),
-        f"finished    {finished or 'none'} since start",
+        f"finished    {finished or ('none' if load.finished else UNKNOWN)} since start",
         f"TTFT        {_latency(load.ttft)}",
         f"ITL         {_latency(load.itl)}",
         f"KV cache    {kv}",
@@ -159,7 +159,7 @@ def _path_lines(path: PathView) -> list[str]:
 def _speculation_lines(load: Load) -> list[str]:
     data = load.acceptance
     if data is None:
-        return ["speculation none: no drafts counted"]
+        return [f"speculation {'none: no drafts counted' if load.totals else UNKNOWN}"]
     golden = GOLDEN_ACCEPTANCE_LENGTH.get(data.draft_tokens)
     against = f" (golden {golden:.2f})" if golden else ""
     rates = " ".join(f"{rate:.2f}" for rate in data.rates)

@@ -6,19 +6,12 @@ Feeds do the I/O of the live screen; they run in worker threads and know nothing
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from k3ctl.checks import Severity, evaluate
-from k3ctl.gpus.collect import binding
-from k3ctl.gpus.live import LiveReader, LiveReading
-from k3ctl.gpus.types import Node, Snapshot
-from k3ctl.telemetry import gpus
-from k3ctl.telemetry.events import BenchReported, Event, FeedFailed, GpusRead, MetricsRead, WitnessRead
-from k3ctl.telemetry.gpus import GpuFinding
+from k3ctl.telemetry.events import BenchReported, Event, FeedFailed, MetricsRead, WitnessRead
 from k3ctl.telemetry.prometheus import PageError
 from k3ctl.telemetry.recording import Recorder
 from k3ctl.telemetry.scrape import Fetcher, FetchError
@@ -144,55 +137,3 @@ class Recorded:
 def server_feeds(url: str, interval_s: float = 1.0) -> list[Feed]:
     """The feeds of one server."""
     return [MetricsFeed(url, interval_s), WitnessFeed(url)]
-
-
-def node_name() -> str:
-    """This host's short name."""
-    return socket.gethostname().split(".")[0]
-
-
-LIVE_FAMILIES = frozenset({"gpu", "memory", "clock", "fabric", "mig"})
-LIVE_RULES = frozenset({"nvlink.links-down"})
-NOT_LIVE = frozenset({"gpu.missing", "gpu.subset"})
-"""Doctor's rules that a live reading can judge; the others need pairs, services or facts about the host."""
-
-
-class GpuFeed:
-    """NVML of this node, judged by doctor's rules."""
-
-    interval_s = 2.0
-
-    def __init__(self, reader: LiveReader | None = None, node: str = "") -> None:
-        self._reader = reader or LiveReader(binding())
-        self._node = node or node_name()
-
-    def read(self) -> Sequence[Event]:
-        """The GPUs now."""
-        reading = self._reader.read()
-        now = time.time()
-        if reading.system.error is not None:
-            reason = f"no GPU can be read: NVML says {reading.system.error.na}"
-            return [FeedFailed(now, self._node, "gpus", reason)]
-        if not reading.gpus:
-            return [FeedFailed(now, self._node, "gpus", "the driver lists no GPU")]
-        traffic = reading.traffic or {}
-        samples = tuple(gpus.sample(gpu, traffic.get(gpu.index)) for gpu in reading.gpus)
-        return [GpusRead(now, self._node, samples, live_findings(self._node, reading))]
-
-    def close(self) -> None:
-        """Release NVML."""
-        self._reader.close()
-
-
-def live_findings(hostname: str, reading: LiveReading) -> tuple[GpuFinding, ...]:
-    """What doctor's rules say about a live reading, as far as it can tell."""
-    node = Node(hostname=hostname, nvml=reading.system, gpus=reading.gpus)
-    return tuple(
-        GpuFinding(
-            found.id, found.severity.name.lower(), found.title, found.evidence, found.remedy, found.where
-        )
-        for found in evaluate(Snapshot((node,)))
-        if found.severity >= Severity.WARN
-        and found.id not in NOT_LIVE
-        and (found.id in LIVE_RULES or found.id.split(".")[0] in LIVE_FAMILIES)
-    )

@@ -11,7 +11,7 @@ import pytest
 from k3ctl.checks import RULES
 from k3ctl.gpus.live import LiveReader
 from k3ctl.telemetry.events import FeedFailed, GpusRead
-from k3ctl.tui.sources import GpuFeed
+from k3ctl.tui.gpu_source import GpuFeed
 from tests.tui.fake_nvml import FakeNvml
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

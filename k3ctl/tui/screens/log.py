@@ -38,7 +38,7 @@ class LogScreen(MonitorScreen):
         stages = self.query_one("#stages", Panel)
         stages.show(*_stage_lines(view, stages.inner_width))
         actions = self.query_one("#actions", Panel)
-        actions.show(*_action_lines(view.alerts, actions.inner_width))
+        actions.show(*_action_lines(view, actions.inner_width))
         log = self.query_one("#log-lines", Panel)
         lines = [
             Content.assemble(
@@ -71,11 +71,17 @@ def _stage_line(stage: StageChanged, width: int) -> Content:
     return Content.assemble((head, style), (fit(stage.detail, max(4, width - len(head))), "$secondary"))
 
 
-def _action_lines(alerts: tuple[Alert, ...], width: int) -> list[Content | str]:
-    if not alerts:
+def _action_lines(view: View, width: int) -> list[Content | str]:
+    known = {alert.rule for alert in view.alerts}
+    incidents = [
+        Alert(found.rule, found.severity, "in the log", found.title, found.action, found.source)
+        for found in view.incidents
+        if found.rule not in known
+    ]
+    if not view.alerts and not incidents:
         return [Content.styled("✓ no alerts", "$secondary")]
     lines: list[Content | str] = []
-    for alert in alerts:
+    for alert in (*view.alerts, *incidents):
         head = f"{LABEL[alert.severity]} {alert.rule}"
         where = f" {alert.where}" if alert.where else ""
         lines.append(
