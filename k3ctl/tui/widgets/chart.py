@@ -80,6 +80,8 @@ class TimeChart(Widget):
 
 def area(columns: Sequence[float | None], ceiling: float, height: int) -> list[tuple[str, str]]:
     """Rows from the top: their cells, and per cell ``f`` (below the edge), ``e`` (the edge) or a space."""
+    if height < 1:
+        return []
     cells, kinds = [], []
     for value in columns:
         if value is None:
