@@ -114,6 +114,7 @@ def _watch(feeds: Sequence[Feed], interval: float, deployment: Deployment) -> No
 
 def _replay(path: Path, speed: float, profile: str | None, interval: float, once: bool) -> CommandResult:
     from k3ctl.telemetry import recording, rules
+    from k3ctl.telemetry.replay import Player
     from k3ctl.telemetry.view import build
 
     recorded = recording.read(path)

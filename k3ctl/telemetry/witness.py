@@ -24,7 +24,7 @@ REASONS: Mapping[str, str] = {
     "": "specialized",
     "backend-off": "backend off",
     "refused": "refused at start",
-    "prefill-in-batch": "prefill in the batch",
+    "prefill-in-batch": "prefill in batch",
     "query-length-not-uniform": "unequal query lengths",
     "query-length-not-planned": "unplanned query length",
     "rows-over-limit": "over the row limit",

@@ -143,6 +143,8 @@ class MonitorApp(App[None]):
 
     def redraw(self) -> None:
         """Hand the present view to the visible screen, also when a dialog lies over it."""
+        if not self.is_running:  # a last timer tick while the widgets are being taken down
+            return
         view = self.view
         for screen in self.screen_stack:
             if isinstance(screen, MonitorScreen):

@@ -92,21 +92,23 @@ async def test_a_resize_lays_the_screen_out_again() -> None:
 class Scripted:
     """A feed that hands out prepared answers, then nothing."""
 
-    def __init__(self, *answers: Sequence[Event], hang_s: float = 0.0) -> None:
+    def __init__(self, *answers: Sequence[Event], hang: bool = False) -> None:
         self.interval_s = 0.01
         self.closed = threading.Event()
         self._answers = list(answers)
-        self._hang_s = hang_s
+        self.release = threading.Event()
+        if not hang:
+            self.release.set()
 
     def read(self) -> Sequence[Event]:
-        time.sleep(self._hang_s)
+        self.release.wait(60)
         return self._answers.pop(0) if self._answers else []
 
     def close(self) -> None:
         self.closed.set()
 
 
-async def until(condition: object, seconds: float = 5.0) -> None:
+async def until(condition: object, seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end
@@ -127,16 +129,16 @@ async def test_events_of_a_feed_reach_the_view_and_its_thread_ends_with_the_app(
 
 
 async def test_a_hanging_feed_does_not_hold_up_keys_or_other_feeds() -> None:
-    slow = Scripted(hang_s=1.0)
+    slow = Scripted(hang=True)
     quick = Scripted([FeedFailed(time.time(), URL, "metrics", "HTTP 503 Service Unavailable")])
     app = MonitorApp([slow, quick])
     async with app.run_test() as pilot:
-        start = time.monotonic()
         await until(lambda: app.view.servers)
         await pilot.press("6")
         assert app.current_mode == "log"
-        assert time.monotonic() - start < 1.0
         assert app.view.servers[0].failure == "HTTP 503 Service Unavailable"
+        assert not slow.release.is_set()
+        slow.release.set()
 
 
 def replaying(speed: float = 1.0) -> tuple[MonitorApp, Player, list[float]]:

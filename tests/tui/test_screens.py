@@ -53,16 +53,15 @@ def visible(app: App[None]) -> str:
 
 WORDS = {
     "healthy overview": [
-        "2,599",
+        "752,712 tokens",
         "● up",
         "no alerts",
         "250–500 ms",
-        "31.0",
         "5.7 of 18.4",
         "97.4 % specialized",
     ],
-    "healthy path": ["specialized", "prefill in the batch", "48 of 64 rows", "known to the witness"],
-    "healthy speculation": ["near golden", "3.88", "0.85", "golden 3.84"],
+    "healthy path": ["specialized", "prefill in batch", "48 of 64 rows", "known to the witness"],
+    "healthy speculation": ["near golden", "0.85", "golden 3.84", "of at most 8"],
     "healthy gpus": ["4 × NVIDIA GB300", "18/18", "healthy", "61.0"],
     "healthy bench": ["1 of 3 steps done", "concurrent@4", "381–417", "to come", "B300 TP8 8K/1K"],
     "healthy log": ["✓ capture", "answers"],
@@ -72,7 +71,7 @@ WORDS = {
     "not-engaged overview": ["1.7 % specialized, rest over the row limit"],
     "acceptance-collapse speculation": ["drafter useless", "1.00", "WARN acceptance-collapse"],
     "restarting overview": ["✗ down 15 s: connection refused", "FAIL server-down"],
-    "restarting log": ["connection refused", "answers again"],
+    "restarting log": ["connection refused", "restarted: its counters went back"],
     "restarting path": ["unknown: no server answers"],
     "no-gpu gpus": ["laptop: no NVIDIA driver on this host (LibraryNotFound)"],
     "no-gpu overview": ["752,712 tokens", "no alerts"],

@@ -41,17 +41,17 @@ COLUMNS: tuple[tuple[str, int, Callable[[GpuView], str]], ...] = (
     ("SM MHz", 0, lambda gpu: count(gpu.sample.sm_mhz)),
     ("°C", 0, lambda gpu: count(gpu.sample.temperature_c)),
     ("util %", 100, lambda gpu: count(gpu.sample.utilization_percent)),
-    ("throttled by", 0, lambda gpu: ", ".join(gpu.sample.throttle) or "nothing"),
+    ("throttle", 0, lambda gpu: ", ".join(gpu.sample.throttle) or "none"),
     ("links", 0, _links),
     ("sent GB/s", 110, lambda gpu: gigabytes(gpu.nvlink_tx_bytes_s)),
     ("recv GB/s", 110, lambda gpu: gigabytes(gpu.nvlink_rx_bytes_s)),
-    ("link errors", 100, lambda gpu: count(gpu.sample.nvlink_errors)),
+    ("errors", 100, lambda gpu: count(gpu.sample.nvlink_errors)),
     ("ECC", 0, _ecc),
     ("fabric", 90, lambda gpu: gpu.sample.fabric or UNKNOWN),
 )
 """Title, least screen width, cell."""
 
-LEFT = ("throttled by", "fabric")
+LEFT = ("throttle", "fabric")
 
 
 class GpusScreen(MonitorScreen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 
 from textual.content import Content
@@ -9,8 +10,8 @@ from textual.content import Content
 from k3ctl.telemetry.replay import Player
 from k3ctl.telemetry.snapshot import LABEL
 from k3ctl.telemetry.text import duration
-from k3ctl.telemetry.view import ServerView, View
-from k3ctl.tui.widgets.bars import bar, fit, rows
+from k3ctl.telemetry.view import Alert, ServerView, View
+from k3ctl.tui.widgets.bars import bar, rows
 from k3ctl.tui.widgets.line import Line
 
 TABS = (
@@ -86,26 +87,32 @@ class TabStrip(Line):
 
 
 class AlertBar(Line):
-    """The worst alerts in full sentences; one line on small screens."""
+    """The worst alerts in full sentences, over three lines, or one on small screens."""
 
     def show(self, view: View) -> None:
         """Redraw; without alerts the bar says so in one line."""
         if not view.alerts:
-            self.put(Content.assemble(("✓ no alerts", "$secondary")))
+            self.put(Content.styled("✓ no alerts", "$secondary"))
             return
         room = 3 if self.app.size.height >= 32 else 1
         width = max(20, self.size.width - 2)
-        lines = []
-        for alert in view.alerts[:room]:
-            only_server = len(view.servers) == 1 and alert.where == view.servers[0].source
-            where = f" [{alert.where}]" if alert.where and not only_server else ""
-            head = f"{LABEL[alert.severity]} {alert.rule}" if width >= 90 else LABEL[alert.severity]
-            rest = fit(f"  {alert.title}{where}: {alert.detail} → {alert.action}", width - len(head))
-            lines.append(Content.assemble((head, SEVERITY_STYLE[alert.severity]), rest))
+        shown = view.alerts[:room]
+        lines = [line for alert in shown for line in _alert(alert, view, width, room // len(shown))]
         if (more := len(view.alerts) - room) > 0:
             tail = f"  (+{more} more: press a)"
             lines[-1] = Content.assemble(lines[-1][: max(0, width - len(tail))], (tail, "$secondary"))
         self.put(rows(*lines))
+
+
+def _alert(alert: Alert, view: View, width: int, room: int) -> list[Content]:
+    """An alert in at most ``room`` lines; where it is, unless there is only one server."""
+    only_server = len(view.servers) == 1 and alert.where == view.servers[0].source
+    where = f" [{alert.where}]" if alert.where and not only_server else ""
+    head = f"{LABEL[alert.severity]} {alert.rule}" if width >= 90 else LABEL[alert.severity]
+    text = f"{head}  {alert.title}{where}: {alert.detail} → {alert.action}"
+    first, *rest = textwrap.wrap(text, width, max_lines=room, placeholder=" …", break_long_words=True)
+    style = SEVERITY_STYLE[alert.severity]
+    return [Content.assemble((first[: len(head)], style), first[len(head) :]), *map(Content, rest)]
 
 
 class ReplayBar(Line):
