@@ -22,9 +22,9 @@ def standard(reason: str, kind: str = "decode") -> StepKey:
     return StepKey("standard", kind, "eager", reason)
 
 
-def phase(after: dict[StepKey, float], rows: int = 1, **changes: Any) -> Phase:
-    pages = {0: page({key: StepCount(steps, steps, steps) for key, steps in after.items()})}
-    base = Phase(rows, 48, 8, 1.0, 48.0, 8.0, False, {0: page({})}, pages)
+def phase(counted: dict[StepKey, float], **changes: Any) -> Phase:
+    pages = {0: page({key: StepCount(steps, steps, steps) for key, steps in counted.items()})}
+    base = Phase(1, 48, 8, 1.0, 48.0, 8.0, False, {0: page({})}, pages)
     return replace(base, **changes)
 
 
