@@ -56,7 +56,12 @@ def _throughput(rows: Sequence[Mapping[str, Any]]) -> str:
     spread = [row["output_tok_s"] * (row["resolution_share"] or 0.0) for row in rows]
     line = Series("output tok/s", points, spread)
     return svg.chart(
-        "Throughput against concurrency (± resolution)", "concurrency", "output tok/s", [line], log_x=True
+        "Throughput against concurrency (± resolution)",
+        "concurrency",
+        "output tok/s",
+        [line],
+        log_x=True,
+        x_at_points=True,
     )
 
 
