@@ -107,6 +107,7 @@ def child_env(parent: Mapping[str, str], load: Workload, to: Target, api_key: st
     host = urlsplit(to.url).hostname or ""
     unproxied = ",".join(part for part in (parent.get("no_proxy") or parent.get("NO_PROXY"), host) if part)
     own = {
+        "K3CTL_BENCH_PARENT": str(os.getpid()),
         "NO_COLOR": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "no_proxy": unproxied,

@@ -261,6 +261,27 @@ def reasoning_only(e: Evidence) -> Iterable[Finding]:
         )
 
 
+def conditions(e: Evidence) -> Iterable[Finding]:
+    """The server is not set up as it was for the preset's published number."""
+    wanted, have = e.workload.expects, e.deployment
+    labels = {
+        "num_speculative_tokens": "K",
+        "acceptance": "acceptance",
+        "synthetic_acceptance_length": "synthetic acceptance length",
+        "prefix_caching": "prefix caching",
+    }
+    for name, label in labels.items():
+        expected, found = getattr(wanted, name), getattr(have, name)
+        if expected is not None and found is not None and expected != found:
+            yield Finding(
+                "conditions", CAUTION, f"{label} is {_word(found)}, the preset's is {_word(expected)}"
+            )
+
+
+def _word(value: object) -> str:
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
 def restart(e: Evidence) -> Iterable[Finding]:
     """The server is not the same process any more."""
     if e.server and e.server.restarted:
@@ -313,6 +334,7 @@ GUARDS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     little,
     acceptance,
     synthetic_stamp,
+    conditions,
     path,
     client_saturation,
     request_count,

@@ -31,7 +31,9 @@ def judge(row: Row = GOOD, server: ServerWindow | None = None, **changes: Any) -
 
 
 def test_a_good_row_is_valid_and_only_its_request_count_is_noted() -> None:
-    assert judge() == {"request-count": "note"}
+    assert judge(deployment=replace(K3_TARGET.deployment, num_speculative_tokens=8)) == {
+        "request-count": "note"
+    }
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,22 @@ def test_a_waived_guard_becomes_a_note_with_the_presets_reason() -> None:
     ]
     assert finding.level == "note"
     assert finding.text.endswith("waived by the preset: the template is long")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"prefix_caching": True}, "prefix caching is on, the preset's is off"),
+        ({"num_speculative_tokens": 3}, "K is 3, the preset's is 8"),
+        ({"acceptance": "none", "num_speculative_tokens": 8}, "acceptance is none, the preset's is real"),
+    ],
+)
+def test_a_server_with_other_conditions_than_the_presets_is_a_caution(
+    change: dict[str, Any], text: str
+) -> None:
+    deployment = replace(K3_TARGET.deployment, **{"num_speculative_tokens": 8, **change})
+    found = guards.judge(Evidence(GOOD, LOAD, deployment, None, None))
+    assert [f.text for f in found if f.guard == "conditions"] == [text]
 
 
 def test_a_saturated_client_is_a_caution() -> None:

@@ -60,9 +60,15 @@ def comparison(summary: Mapping[str, Any], other: Mapping[str, Any] | str | None
         return []
     if isinstance(other, str):
         pairs = compare.against_published(summary, compare.related(summary))
-        return view.comparison(pairs) or ["no published number shares a concurrency with a valid row"]
+        return view.comparison(pairs) or [_nothing_published(summary)]
     pairs = compare.against_summary(summary, other, source="baseline", unit="output_tok_s")
     return view.comparison(pairs) or ["no valid row shares a concurrency with the baseline"]
+
+
+def _nothing_published(summary: Mapping[str, Any]) -> str:
+    asked = summary["asked"]
+    lengths = f"{asked['prompt_tokens']} in, {asked['output_tokens']} out"
+    return f"published numbers: none for {lengths} at a concurrency with a valid row"
 
 
 def announce(load: Workload, target: Target) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 KNOWN_VERSION = "0.8.1"
+PARENT = "K3CTL_BENCH_PARENT"
 API_KEY = "K3CTL_BENCH_API_KEY"
 PROBE = "tokenize.json"
 TICK_S = 0.25
@@ -172,7 +173,9 @@ def prepare_workers() -> None:
 
 def main(arguments: list[str]) -> None:
     """Emit ``seam`` or ``seam_missing``, then run GuideLLM's CLI with the arguments after the event file."""
-    threading.Thread(target=die_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(
+        target=die_with, args=(int(os.environ.get(PARENT) or os.getppid()),), daemon=True
+    ).start()
     emit = Emitter(arguments[0])
     version = importlib.metadata.version("guidellm")
     emit("client", name="guidellm", version=version)
@@ -184,11 +187,12 @@ def main(arguments: list[str]) -> None:
             emit("seam_missing", reason=repr(error))
     else:
         emit("seam_missing", reason=f"guidellm {version}, known {KNOWN_VERSION}")
-    try:
-        emit("tokenizer", counts=probe_tokenizer(arguments[1:], probe_texts()))
-    except Exception as error:
-        # GuideLLM loads the same tokenizer next and says what is wrong in its own words
-        emit("tokenizer", error=f"{type(error).__name__}: {error}")
+    if texts := probe_texts():
+        try:
+            emit("tokenizer", counts=probe_tokenizer(arguments[1:], texts))
+        except Exception as error:
+            # GuideLLM loads the same tokenizer next and says what is wrong in its own words
+            emit("tokenizer", error=f"{type(error).__name__}: {error}")
     from guidellm.cli import cli
 
     try:
