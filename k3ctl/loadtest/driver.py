@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,11 +53,12 @@ def run(
     on_line: Callable[[str], None] | None = None,
     tool: str = "guidellm",
     api_key: str | None = None,
+    stop: threading.Event | None = None,
 ) -> BenchResult:
     """Run ``load`` against ``to`` and leave ``raw/`` and ``summary.json`` in the new directory ``out``.
 
-    ``on_line`` gets at most one line per second. Ctrl-C stops the client's whole process group, keeps what
-    finished and returns a partial result with exit code 130.
+    ``on_line`` gets at most one line per second. Ctrl-C, or ``stop`` when this does not run in the main thread,
+    stops the client's whole process group, keeps what finished and returns a partial result with exit code 130.
 
     Raises:
         MachineError: the client is not installed.
@@ -76,7 +78,9 @@ def run(
     _dump(raw / "ask.json", {**asked, "runs": [clients.as_dict(one) for one in runs]})
     started_at = time.time()
     environment = clients.child_env(os.environ, load, to, api_key)
-    statuses, interrupted = _drive(load, to, client, raw, runs=runs, env=environment, on_line=on_line)
+    statuses, interrupted = _drive(
+        load, to, client, raw, runs=runs, env=environment, on_line=on_line, stop=stop or threading.Event()
+    )
     outcome = {"started_at": started_at, "ended_at": time.time(), "statuses": statuses}
     _dump(raw / "outcome.json", {**outcome, "interrupted": interrupted})
     result = summary.summarize(raw)
@@ -105,6 +109,7 @@ def _drive(
     runs: Sequence[ClientRun],
     env: Mapping[str, str],
     on_line: Callable[[str], None] | None,
+    stop: threading.Event,
 ) -> tuple[list[int | None], bool]:
     """Run the client processes one after the other; exit statuses, and whether Ctrl-C ended them."""
     follower = _Follower(LiveState(steps=len(load.concurrency), duration_s=load.duration_s), on_line)
@@ -115,10 +120,11 @@ def _drive(
             _mark(raw, one)
             with Child(one.command, cwd=raw, env=env, log=raw / "client.log") as process:
                 try:
-                    while process.poll() is None:
+                    while process.poll() is None and not stop.wait(POLL_S):
                         follower.events(tail)
-                        time.sleep(POLL_S)
                 except KeyboardInterrupt:
+                    stop.set()
+                if stop.is_set():
                     process.stop()
                     return [*statuses, process.poll()], True
                 follower.events(tail)

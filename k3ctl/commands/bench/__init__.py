@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -54,6 +56,7 @@ def bench(
     api_key_env: Annotated[
         str, typer.Option("--api-key-env", help="Environment variable that holds the server's API key.")
     ] = "VLLM_API_KEY",
+    tui: Annotated[bool, typer.Option("--tui", help="The live screen instead of lines.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Result directory (must not exist).")] = None,
 ) -> CommandResult:
     """Load a server with a named workload, judge the numbers, keep the evidence as a bundle."""
@@ -72,6 +75,10 @@ def bench(
         raise UsageError(
             f"--client aiperf replays sessions, `{load.preset}` has none", hint="it goes with `agentic`"
         )
+    if tui and not (sys.stdout.isatty() and sys.stdin.isatty()):
+        raise UsageError(
+            "--tui needs a terminal", hint="leave it out: one line per second then goes to stderr"
+        )
     other = parts.baseline(against)
     key = os.environ.get(api_key_env)
     record, target = parts.target(run, url, model, tokenizer)
@@ -83,7 +90,16 @@ def bench(
     before = parts.hardware()
     target = parts.with_hardware(target, before) if record else target
     output.note(parts.announce(load, target))
-    result = driver.run(load, target, out=directory, on_line=output.note, tool=client, api_key=key)
+
+    def start(stop: threading.Event, on_line: Callable[[str], None]) -> driver.BenchResult:
+        return driver.run(load, target, out=directory, on_line=on_line, tool=client, api_key=key, stop=stop)
+
+    if tui:
+        from k3ctl.commands.bench.screen import watch
+
+        result = watch(start, target, record, directory)
+    else:
+        result = start(threading.Event(), output.note)
     manifest = parts.seal(directory, record, before)
     lines = parts.comparison(result.summary, other)
     columns, rows = view.table(result.summary)

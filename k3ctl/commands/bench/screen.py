@@ -1,0 +1,110 @@
+"""``k3ctl bench --tui``: the load in a thread, the monitor's screens in front of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from k3ctl import output
+from k3ctl.engine.rundir import Run
+from k3ctl.loadtest import clients
+from k3ctl.loadtest.driver import BenchResult
+from k3ctl.loadtest.target import Target
+from k3ctl.telemetry.reference import Deployment
+from k3ctl.tui import app as tui_app
+from k3ctl.tui.app import MonitorApp
+from k3ctl.tui.sources import BenchFeed, Feed, server_feeds
+
+Load = Callable[[threading.Event, Callable[[str], None]], BenchResult]
+"""A benchmark to run: gets the flag that stops it and the function that takes its lines."""
+
+
+class BenchApp(MonitorApp):
+    """The monitor, opened on its bench screen; it closes when ``job`` ends."""
+
+    TITLE = "k3ctl bench"
+    DEFAULT_MODE = "bench"
+    # Textual looks for a relative name beside the subclass
+    CSS_PATH = str(Path(tui_app.__file__).with_name("monitor.tcss"))
+
+    def __init__(self, job: _Job, feeds: Sequence[Feed], deployment: Deployment) -> None:
+        super().__init__(feeds, deployment=deployment)
+        self._job = job
+
+    def on_mount(self) -> None:
+        """Start the feeds, then the load."""
+        super().on_mount()
+        self._job.start(when_done=lambda: self.call_from_thread(self.exit))
+
+
+class _Job:
+    """The load's thread and what came of it."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._thread: threading.Thread | None = None
+        self._result: BenchResult | None = None
+        self._error: BaseException | None = None
+        self.stop = threading.Event()
+        self.on_screen = True
+
+    def start(self, when_done: Callable[[], Any]) -> None:
+        self._thread = threading.Thread(target=self._run, args=(when_done,), name="k3ctl-bench", daemon=True)
+        self._thread.start()
+
+    def _run(self, when_done: Callable[[], Any]) -> None:
+        try:
+            self._result = self._load(self.stop, self._line)
+        except BaseException as error:
+            self._error = error
+        if self.on_screen:
+            when_done()
+
+    def _line(self, text: str) -> None:
+        """Lines go to the terminal once the screen is closed."""
+        if not self.on_screen:
+            output.note(text)
+
+    def finish(self) -> BenchResult:
+        """Wait for the load; Ctrl-C stops it and keeps what finished."""
+        self.on_screen = False
+        assert self._thread is not None
+        if self._thread.is_alive():
+            output.note("the load goes on; Ctrl-C stops it")
+        while self._thread.is_alive():
+            try:
+                self._thread.join(0.2)
+            except KeyboardInterrupt:
+                self.stop.set()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+def watch(
+    load: Load, target: Target, record: Run | None, directory: Path, *, headless: bool = False
+) -> BenchResult:
+    """Run ``load`` behind the live screen; leaving the screen (q) leaves the load running, with plain lines."""
+    job = _Job(load)
+    known = target.deployment
+    deployment = Deployment(
+        name=known.profile or target.model,
+        gpu=(known.gpu or "").lower(),
+        tensor_parallel=known.tensor_parallel_size,
+        draft_tokens=known.num_speculative_tokens,
+    )
+    BenchApp(job, _feeds(target, record, directory), deployment).run(headless=headless)
+    return job.finish()
+
+
+def _feeds(target: Target, record: Run | None, directory: Path) -> list[Feed]:
+    feeds: list[Feed] = [*server_feeds(target.url), BenchFeed(directory / "raw" / clients.EVENTS)]
+    if record is not None:
+        from k3ctl.tui.gpu_source import GpuFeed
+        from k3ctl.tui.run_source import RunFeed
+
+        feeds += [RunFeed(record.dir), GpuFeed()]
+    return feeds
