@@ -44,21 +44,22 @@ class _Job:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._thread: threading.Thread | None = None
+        self._done = threading.Event()
         self._result: BenchResult | None = None
         self._error: BaseException | None = None
         self.stop = threading.Event()
         self.on_screen = True
 
     def start(self, when_done: Callable[[], Any]) -> None:
-        self._thread = threading.Thread(target=self._run, args=(when_done,), name="k3ctl-bench", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, args=(when_done,), name="k3ctl-bench", daemon=True).start()
 
     def _run(self, when_done: Callable[[], Any]) -> None:
         try:
             self._result = self._load(self.stop, self._line)
         except BaseException as error:
             self._error = error
+        finally:
+            self._done.set()
         if self.on_screen:
             when_done()
 
@@ -70,12 +71,13 @@ class _Job:
     def finish(self) -> BenchResult:
         """Wait for the load; Ctrl-C stops it and keeps what finished."""
         self.on_screen = False
-        assert self._thread is not None
-        if self._thread.is_alive():
+        if not self._done.is_set():
             output.note("the load goes on; Ctrl-C stops it")
-        while self._thread.is_alive():
+        while True:
             try:
-                self._thread.join(0.2)
+                # not Thread.join: a Ctrl-C inside it can mark a running thread as ended
+                if self._done.wait(0.2):
+                    break
             except KeyboardInterrupt:
                 self.stop.set()
         if self._error is not None:
