@@ -40,6 +40,7 @@ class Witness:
         self._counts: dict[Key, list[int]] = {}
         self._path = directory / f"rank{self.about.get('rank', 0)}.json" if directory else None
         self._published: bytes | None = None
+        self._publishing = threading.Lock()
         self._failed = False
         if self._path is not None:
             threading.Thread(target=self._publish_forever, name="k3-witness", daemon=True).start()
@@ -49,10 +50,14 @@ class Witness:
         """One step: ``rows`` sequences, ``tokens`` query tokens."""
         counts = self._counts.get(key)
         if counts is None:
-            counts = self._counts[key] = [0, 0, 0]
+            counts = self.counter(key)
         counts[0] += 1
         counts[1] += rows
         counts[2] += tokens
+
+    def counter(self, key: Key) -> list[int]:
+        """The live [steps, rows, tokens] of ``key``, for a caller that looks its keys up by itself."""
+        return self._counts.setdefault(key, [0, 0, 0])
 
     def page(self) -> dict[str, Any]:
         """The page as data (schema ``k3.witness/1``)."""
@@ -80,20 +85,24 @@ class Witness:
         """Replace the page on disk if anything changed. A failing disk is reported once and never raised."""
         if self._path is None:
             return
+        with self._publishing:  # the thread's turn and the exit's use the same scratch file
+            self._publish(self._path)
+
+    def _publish(self, path: Path) -> None:
         page = self.page()
         content = json.dumps({k: v for k, v in page.items() if k != "updated_at"}).encode()
         if content == self._published:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = self._path.with_suffix(f".{os.getpid()}.tmp")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch = path.with_suffix(f".{os.getpid()}.tmp")
             scratch.write_text(json.dumps(page))
-            scratch.replace(self._path)
+            scratch.replace(path)
             self._published = content
             self._failed = False
         except OSError as error:
             if not self._failed:
-                logger.warning("k3 witness page %s cannot be written: %s", self._path, error)
+                logger.warning("k3 witness page %s cannot be written: %s", path, error)
             self._failed = True
 
     def _publish_forever(self) -> None:

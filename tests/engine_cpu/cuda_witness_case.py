@@ -1,0 +1,116 @@
+"""Child process: vLLM's real CUDA runner modules, imported without a GPU, with the witness installed on them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import timeit
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+
+def mock_packages() -> None:
+    """CuTe DSL and friends are not installed here; the module under test only needs their names."""
+    import importlib.abc
+    import importlib.machinery
+    import types
+
+    roots = ("cutlass", "quack", "tokenspeed_mla", "flashinfer", "cuda")
+
+    class Module(types.ModuleType):
+        __path__ = ()
+
+        def __getattr__(self, name: str):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return MagicMock(name=f"{self.__name__}.{name}")
+
+    class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] in roots:
+                return importlib.machinery.ModuleSpec(name, self, is_package=True)
+            return None
+
+        def create_module(self, spec):
+            return Module(spec.name)
+
+        def exec_module(self, module):
+            pass
+
+    sys.meta_path.insert(0, Finder())
+
+
+def main() -> None:
+    from runtime.engine.stub_cuda import Gpu, install
+
+    install(Gpu())
+    from vllm import triton_utils
+
+    triton_utils.HAS_TRITON = False  # the runner's modules look inside it when it claims to be there
+    import xgrammar  # noqa: F401  # looks at `cuda` itself: before that is a mock
+
+    mock_packages()
+    import numpy as np
+    import torch
+    from vllm.config import CUDAGraphMode
+    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    from runtime.engine import cuda_witness
+
+    config = SimpleNamespace(
+        additional_config={"decode_backend": "latency_specialized"},
+        parallel_config=SimpleNamespace(rank=2),
+        num_speculative_tokens=7,
+    )
+    recorder = cuda_witness.install(config)
+    from vllm.models.kimi_k3.nvidia.specialized_decode.runtime.decode import SpecializedDecode
+
+    def desc(tokens: int, mode: CUDAGraphMode = CUDAGraphMode.FULL) -> BatchExecutionDescriptor:
+        return BatchExecutionDescriptor(mode, tokens, tokens // 8, 8)
+
+    # capture: vLLM asks for the stream of the descriptor, then the model asks plan(); the real plan() answers None
+    # outside a capture, so an answer is put in its place under the wrapper
+    manager = SimpleNamespace(ubatch_runner=None)
+    answers = {8: object(), 64: object(), 128: None}
+    torch.cuda.is_available = lambda: False
+    import vllm.v1.worker.gpu.cudagraph_utils as utils
+
+    utils.current_stream = lambda: None
+    original = SpecializedDecode.plan._k3_witnessed
+    assert original.__qualname__ == "SpecializedDecode.plan"
+    for tokens, answer in answers.items():
+        CudaGraphManager._capture_stream(manager, desc(tokens))
+        recorder.captured(answer)
+
+    def state(requests: int, tokens: int, prefilling: list[bool]):
+        return SimpleNamespace(
+            req_ids=["r"] * requests,
+            num_tokens=tokens,
+            has_prefill=any(prefilling),
+            is_prefilling_np=np.array(prefilling),
+        )
+
+    def step(descriptor, request_state) -> None:
+        # the real method goes on with a runner we do not have; the step was counted before
+        with contextlib.suppress(AttributeError):
+            GPUModelRunner.prepare_inputs(SimpleNamespace(), None, request_state, descriptor, 0)
+
+    step(desc(8), state(1, 8, [False]))
+    step(desc(8), state(1, 8, [False]))
+    step(desc(64), state(8, 64, [False] * 8))
+    step(desc(128), state(9, 72, [False] * 9))
+    step(desc(32), state(4, 32, [False] * 4))  # never captured as specialized
+    step(desc(40, CUDAGraphMode.PIECEWISE), state(3, 40, [False, False, True]))
+    step(desc(400, CUDAGraphMode.NONE), state(1, 400, [True]))
+    step(desc(12, CUDAGraphMode.PIECEWISE), state(2, 12, [False, False]))
+    page = recorder.page.page()
+    recorder.step(SimpleNamespace(), None)  # an unknown shape is reported, not raised
+    known, one, batch = recorder.page.about["known_build"], desc(8), state(1, 8, [False])
+    ns = 1e9 * min(timeit.repeat(lambda: recorder.step(one, batch), number=20_000, repeat=5)) / 20_000
+    sys.stdout.write("RESULT" + json.dumps({"page": page, "known_after_fault": known, "step_ns": ns}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
