@@ -41,6 +41,21 @@ def passed(checks: list[Check]) -> bool:
     return all(check.ok for check in checks)
 
 
+def verified_summary(directory: Path) -> dict[str, Any]:
+    """The summary of a bundle that passes every check.
+
+    Raises:
+        UsageError: no bundle.
+        K3Error: it does not verify.
+    """
+    bad = [check for check in verify(directory) if not check.ok]
+    if bad:
+        raise K3Error(
+            f"`{directory.name}` does not verify", reasons=[f"{check.name}: {check.detail}" for check in bad]
+        )
+    return _json(directory / "summary.json")
+
+
 def manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a bundle.
 

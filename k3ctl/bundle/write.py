@@ -102,6 +102,8 @@ def validity(summary: Mapping[str, Any], run: Run | None = None) -> dict[str, An
         if finding["level"] == "invalid"
     ]
     reasons += [f"c={c}: not measured" for c in summary["missing_steps"]]
+    if not summary["server_answers"]:
+        reasons.append("the server did not answer any more at the end")
     argv = run.argv if run else ()
     flags = {
         "synthetic_acceptance": summary["synthetic"],

@@ -66,17 +66,10 @@ def gate(
 
 def _summary(path: Path) -> dict[str, Any]:
     """The summary of a bundle that verifies."""
-    import json
-
     from k3ctl.bundle import archive, verify
 
     with archive.opened(path) as directory:
-        bad = [check for check in verify.verify(directory) if not check.ok]
-        if bad:
-            raise K3Error(
-                f"`{path}` does not verify", reasons=[f"{check.name}: {check.detail}" for check in bad]
-            )
-        return dict(json.loads((directory / "summary.json").read_text(encoding="utf-8")))
+        return verify.verified_summary(directory)
 
 
 def _cells(verdict: Verdict) -> list[str]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
 from k3ctl.loadtest import stats
 from k3ctl.loadtest.rows import Stat
+from k3ctl.loadtest.target import Deployment
+from k3ctl.loadtest.workload import Workload
 
 CONDITIONS = {
     "gpu": "GPU",
@@ -205,6 +207,30 @@ def differences(ours: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str,
             )
             reasons.append(f"{label}: {text}")
     return tuple(reasons)
+
+
+def references(load: Workload, deployment: Deployment) -> dict[str, dict[str, Any]]:
+    """Published output tok/s by concurrency that hold for this deployment, before anything is measured.
+
+    The path is what the server was asked for; whether it ran is only known afterwards.
+    """
+    paths = {"auto": "stock", "latency_specialized": "specialized"}
+    mine = {
+        **asdict(deployment),
+        "path": paths.get(deployment.decode_backend or ""),
+        "acceptance_length": deployment.synthetic_acceptance_length,
+        "prompt_tokens": load.prompt_tokens + (load.prefix_tokens or 0),
+        "output_tokens": load.output_tokens,
+        "unit": "output_tok_s",
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for point in published(load.anchors):
+        concurrency = point.conditions["concurrency"]
+        if concurrency in load.concurrency and not differences(
+            {**mine, "concurrency": concurrency}, point.conditions
+        ):
+            found[str(concurrency)] = {"output_tok_s": [point.low, point.high], "label": point.source}
+    return found
 
 
 def related(summary: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 from k3ctl.engine import rundir
 from k3ctl.engine.client import Client
 from k3ctl.errors import EngineError, ExitCode, K3Error
-from k3ctl.loadtest import child, clients, live, scrape, summary, target, tokens
+from k3ctl.loadtest import child, clients, compare, live, scrape, summary, target, tokens
 from k3ctl.loadtest.child import Child
 from k3ctl.loadtest.clients import ClientRun
 from k3ctl.loadtest.live import LiveState
@@ -74,6 +74,7 @@ def run(
     raw.mkdir(parents=True)
     load, runs = clients.plan(load, to, raw, client, tool)
     _dump(raw / "tokenize.json", tokens.ask_server(client, to.model))
+    _dump(raw / "references.json", compare.references(load, to.deployment))
     asked = {"workload": load.as_dict(), "target": to.as_dict(), "client": f"{tool} {version}"}
     _dump(raw / "ask.json", {**asked, "runs": [clients.as_dict(one) for one in runs]})
     started_at = time.time()
@@ -82,13 +83,22 @@ def run(
         load, to, client, raw, runs=runs, env=environment, on_line=on_line, stop=stop or threading.Event()
     )
     outcome = {"started_at": started_at, "ended_at": time.time(), "statuses": statuses}
-    _dump(raw / "outcome.json", {**outcome, "interrupted": interrupted})
+    answers = client.healthy()
+    _dump(raw / "outcome.json", {**outcome, "interrupted": interrupted, "server_answers": answers})
     result = summary.summarize(raw)
     if not result["rows"] and not interrupted:
-        raise _failure(to, raw, statuses, client)
+        raise _failure(to, raw, statuses, answers=answers)
     _dump(out / "summary.json", result)
-    code = ExitCode.INTERRUPTED if interrupted else ExitCode.OK if result["valid"] else ExitCode.FAILED
-    return BenchResult(out, result, code)
+    return BenchResult(out, result, exit_code(result, interrupted=interrupted))
+
+
+def exit_code(result: Mapping[str, Any], *, interrupted: bool) -> ExitCode:
+    """130 after Ctrl-C, 4 when the server is gone, 1 when a row is invalid or missing, else 0."""
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    if not result["server_answers"]:
+        return ExitCode.ENGINE
+    return ExitCode.OK if result["valid"] else ExitCode.FAILED
 
 
 def new_dir(preset: str, now: float | None = None) -> Path:
@@ -168,10 +178,10 @@ def _quiet(to: Target) -> contextlib.AbstractContextManager[None]:
     return rundir.quiet(Path(to.run_dir)) if to.run_dir else contextlib.nullcontext()
 
 
-def _failure(to: Target, raw: Path, statuses: list[int | None], client: Client) -> K3Error:
+def _failure(to: Target, raw: Path, statuses: list[int | None], *, answers: bool) -> K3Error:
     reasons = child.tail(raw / "client.log")
     log = f"the client's log is `{raw / 'client.log'}`"
-    if not client.healthy():
+    if not answers:
         return EngineError(
             f"`{to.url}` stopped answering before any request finished", hint=log, reasons=reasons
         )

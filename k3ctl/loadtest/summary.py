@@ -57,10 +57,12 @@ def summarize(raw: Path) -> dict[str, Any]:
         "started_at": outcome["started_at"],
         "ended_at": outcome["ended_at"],
         "partial": any(row.partial for row in found) or bool(outcome["interrupted"]),
+        "server_answers": bool(outcome["server_answers"]),
         "synthetic": any(row["synthetic"] for row in judged),
         "valid": bool(judged)
         and all(row["valid"] for row in judged)
-        and len(judged) == len(workload.concurrency),
+        and len(judged) == len(workload.concurrency)
+        and bool(outcome["server_answers"]),
         "missing_steps": [c for c in workload.concurrency if c not in [row["concurrency"] for row in judged]],
         "rows": judged,
     }

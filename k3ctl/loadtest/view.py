@@ -32,6 +32,8 @@ def findings(summary: Mapping[str, Any]) -> list[str]:
     """Deviations, missing steps and every guard's word, one line each."""
     lines = [f"deviation: {text}" for text in summary["deviations"]]
     lines += [f"c={c}: not measured" for c in summary["missing_steps"]]
+    if not summary["server_answers"]:
+        lines.append("invalid: the server did not answer any more at the end")
     for row in summary["rows"]:
         lines += [f"c={row['concurrency']} {f['level']}: {f['text']}" for f in row["findings"]]
     return lines

@@ -52,7 +52,13 @@ def make(
     run = ClientRun("guidellm", (), ("guidellm", *argv), "guidellm.json")
     ask = {"workload": load.as_dict(), "target": target.as_dict(), "client": "guidellm 0.8.1"}
     (raw / "ask.json").write_text(json.dumps({**ask, "runs": [clients.as_dict(run)]}))
-    outcome = {"started_at": 1.0, "ended_at": 200.0, "statuses": [0], "interrupted": False}
+    outcome = {
+        "started_at": 1.0,
+        "ended_at": 200.0,
+        "statuses": [0],
+        "interrupted": False,
+        "server_answers": True,
+    }
     (raw / "outcome.json").write_text(json.dumps(outcome))
     shutil.copy(FIXTURES / report, raw / "guidellm.json")
     shutil.copy(FIXTURES / "bench-events-cpu-tiny.jsonl", raw / "events.jsonl")

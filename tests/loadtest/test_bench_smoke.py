@@ -111,6 +111,39 @@ def test_a_server_that_counts_other_tokens_makes_every_row_invalid(tokenizer: Pa
 
 @pytest.mark.slow
 @needs_guidellm
+def test_a_server_that_dies_during_the_load_is_exit_4_and_what_finished_is_kept(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    with mock_server.running() as server:
+        arguments = (
+            "smoke",
+            "--url",
+            server.url,
+            "--tokenizer",
+            str(tokenizer),
+            "--duration",
+            "20",
+            "--json",
+        )
+        process = subprocess.Popen(
+            bench(*arguments, state=state),
+            env=environment(state),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_for(lambda: server.state.generation_tokens > 200, 120)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 4, stderr
+    data = json.loads(stdout)["data"]
+    assert not data["valid"] and not data["server_answers"]
+    assert "the server did not answer any more at the end" in data["validity"]["reasons"]
+    assert group_of_bridge(state) == []
+
+
+@pytest.mark.slow
+@needs_guidellm
 def test_agent_sessions_are_replayed_with_their_history_and_pauses(tokenizer: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     preset = Path(__file__).with_name("agentic-short.yaml")

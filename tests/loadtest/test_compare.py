@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from k3ctl.loadtest import compare, gate, summary, view
+from k3ctl.loadtest import compare, gate, summary, view, workload
 from k3ctl.loadtest.target import Deployment
 from tests.loadtest import results
 
@@ -96,6 +96,15 @@ def test_other_units_are_never_put_on_one_axis(summarize: Any) -> None:
     # the figure itself is taken in the other's unit, so that only real differences are named
     (first, *_) = compare.against_published(summarize(), ["P10"])
     assert first.ours.conditions["unit"] == "total_tok_s_per_gpu"
+
+
+def test_the_live_screen_gets_only_published_figures_of_equal_conditions() -> None:
+    load = workload.load("8k1k")
+    found = compare.references(load, results.TARGET.deployment)
+    assert found["4"]["output_tok_s"] == [381.0, 417.0]
+    assert found["4"]["label"].startswith("P8 · ")
+    assert compare.references(load, replace(results.TARGET.deployment, gpus=16)) == {}
+    assert compare.references(load, Deployment()) == {}
 
 
 def test_related_anchors_are_those_of_the_preset_and_of_the_same_lengths(summarize: Any) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from k3ctl.errors import UsageError
+from k3ctl.errors import EngineError, UsageError
 from k3ctl.output import CommandResult, Table
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ def baseline(against: str | None) -> Mapping[str, Any] | str | None:
     from k3ctl.bundle import archive, verify
 
     with archive.opened(Path(against)) as directory:
-        verify.manifest(directory)
-        return dict(json.loads((directory / "summary.json").read_text(encoding="utf-8")))
+        return verify.verified_summary(directory)
 
 
 def comparison(summary: Mapping[str, Any], other: Mapping[str, Any] | str | None) -> list[str]:
@@ -115,6 +113,8 @@ def target(
         raise UsageError(
             "no server is running", hint="start one with `k3ctl serve --profile NAME`, or give --url"
         )
+    if found.state == "starting":
+        raise EngineError(f"run `{found.id}` is still starting", hint="`k3ctl ps` shows when it is ready")
     return found, target.from_run(found)
 
 

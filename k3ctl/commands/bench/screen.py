@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,7 +62,8 @@ class _Job:
         finally:
             self._done.set()
         if self.on_screen:
-            when_done()
+            with contextlib.suppress(RuntimeError):  # the screen was left in this very moment
+                when_done()
 
     def _line(self, text: str) -> None:
         """Lines go to the terminal once the screen is closed."""
@@ -98,7 +100,11 @@ def watch(
         tensor_parallel=known.tensor_parallel_size,
         draft_tokens=known.num_speculative_tokens,
     )
-    BenchApp(job, _feeds(target, record, directory), deployment).run(headless=headless)
+    try:
+        BenchApp(job, _feeds(target, record, directory), deployment).run(headless=headless)
+    except BaseException:
+        job.stop.set()
+        raise
     return job.finish()
 
 
