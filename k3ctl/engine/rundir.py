@@ -228,7 +228,7 @@ def find(id_or_url: str) -> Run:
         matches = [run for run in runs if id_or_url == run.id.rsplit("-", 1)[-1]]
     live = [run for run in matches if run.live()]
     chosen = live if len(live) == 1 else matches
-    if not chosen:
+    if not id_or_url or not chosen:
         raise UsageError(f"no run `{id_or_url}`", hint="see `k3ctl ps --all`")
     if len(chosen) > 1:
         raise UsageError(f"`{id_or_url}` names {len(chosen)} runs", reasons=[run.id for run in chosen[:5]])

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from k3ctl import cli
 from k3ctl.engine import procs
 from k3ctl.engine.rundir import Run
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import ResolvedConfig, resolve
 
+ROOT = Path(cli.__file__).parents[1]
 NOTHING: dict[str, list[str]] = {"processes": [], "segments": [], "scratch": []}
 
 
@@ -35,3 +42,30 @@ def pids(run: Run) -> dict[str, int]:
         "supervisor": run.supervisor_pid,
         "reaper": run.pid,
     }
+
+
+class Child:
+    """A k3ctl process; its stderr goes to a file, so that it can be read while it runs."""
+
+    def __init__(self, *words: str) -> None:
+        self._err = tempfile.NamedTemporaryFile("w+", prefix="k3ctl-stderr-")  # noqa: SIM115 - kept open
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "k3ctl", *words],
+            stdout=subprocess.PIPE,
+            stderr=self._err,
+            text=True,
+            env=env,
+        )
+
+    def err(self) -> str:
+        return Path(self._err.name).read_text()
+
+    def said(self, text: str) -> Child:
+        until(lambda: text in self.err() or self.process.poll() is not None, 90)
+        assert text in self.err()
+        return self
+
+    def ended(self) -> tuple[int, str, str]:
+        out, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, out, self.err()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_helpers import NOTHING, tiny, until
+from engine_helpers import NOTHING, Child, tiny, until
 
 from k3ctl.engine import launch, procs, rundir
 from k3ctl.engine.client import Client
@@ -60,10 +60,6 @@ def load(url: str, requests: int = 8) -> list[threading.Thread]:
     return threads
 
 
-def ports(run: Run) -> bool:
-    return procs.port_is_free("127.0.0.1", run.port)
-
-
 @pytest.fixture
 def engine(leftovers: Callable[[], dict[str, list[str]]]) -> Iterator[launch.RunningEngine]:
     with launch.start(tiny(), port=0) as running:
@@ -81,7 +77,7 @@ def test_a_start_is_told_stage_by_stage_fits_its_memory_and_leaves_nothing(lefto
         assert sum(pss_kib(pid) for pid in members) < 2.5 * 1024 * 1024
         load(engine.url)
     assert engine.run.state == "stopped"
-    assert ports(run)
+    assert procs.port_is_free("127.0.0.1", run.port)
     assert leftovers() == NOTHING
 
 
@@ -97,7 +93,7 @@ def test_kill_9_under_load_leaves_no_process_no_port_and_no_segment(victim, engi
     assert after.state in ("failed", "stopped") and after.reason
     if victim in ("engine", "core", "worker"):
         assert after.state == "failed" and "while serving" in after.reason
-    assert ports(run)
+    assert procs.port_is_free("127.0.0.1", run.port)
 
 
 def test_kill_9_of_reaper_and_supervisor_together_lets_vllm_end_itself(engine, leftovers):
@@ -108,6 +104,26 @@ def test_kill_9_of_reaper_and_supervisor_together_lets_vllm_end_itself(engine, l
     until(lambda: leftovers()["processes"] == [], 60)
     launch.stop(run)
     assert leftovers() == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [([signal.SIGTERM], 0), ([signal.SIGINT, signal.SIGINT], 130)],
+    ids=["sigterm", "double-ctrl-c"],
+)
+def test_stopping_the_command_under_load_leaves_nothing(signals, code, leftovers):
+    child = Child("serve", "-p", "cpu-tiny", "--port", "0").said("Ctrl-C stops it", 240)
+    run = rundir.latest_live()
+    assert run is not None
+    assert "path: " in child.err()
+    load(run.url)
+    for number in signals:
+        child.process.send_signal(number)
+        until(lambda: rundir.read(run.dir).state != "ready")
+    returned, out, err = child.ended()
+    assert (returned, out) == (code, "") and "Traceback" not in err
+    assert leftovers() == NOTHING
+    assert procs.port_is_free("127.0.0.1", run.port)
 
 
 def test_two_nodes_on_loopback_fail_together_when_a_rank_is_killed(leftovers):

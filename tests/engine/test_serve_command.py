@@ -5,49 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
-from pathlib import Path
 
 import pytest
-from engine_helpers import NOTHING, until
+from engine_helpers import NOTHING, ROOT, Child, until
 
 from k3ctl import cli
 from k3ctl.engine import rundir
 from k3ctl.engine.client import Client
 from k3ctl.errors import MachineError
 from k3ctl.profiles import loader
-
-ROOT = Path(cli.__file__).parents[1]
-
-
-class Child:
-    """A k3ctl process; its stderr goes to a file, so that it can be read while it runs."""
-
-    def __init__(self, *words: str) -> None:
-        self._err = tempfile.NamedTemporaryFile("w+", prefix="k3ctl-stderr-")  # noqa: SIM115 - kept open
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "k3ctl", *words],
-            stdout=subprocess.PIPE,
-            stderr=self._err,
-            text=True,
-            env=env,
-        )
-
-    def err(self) -> str:
-        return Path(self._err.name).read_text()
-
-    def said(self, text: str) -> Child:
-        until(lambda: text in self.err() or self.process.poll() is not None, 90)
-        assert text in self.err()
-        return self
-
-    def ended(self) -> tuple[int, str, str]:
-        out, _ = self.process.communicate(timeout=60)
-        return self.process.returncode, out, self.err()
 
 
 def serving(*words: str) -> tuple[Child, rundir.Run]:
