@@ -53,7 +53,7 @@ class Interpreter:
     path: str
     python: tuple[int, ...]
     vllm: str
-    torch: str | None
+    torch: str
     plugins: tuple[str, ...]
     """Names of the installed vLLM plugins that load by default."""
 
@@ -84,9 +84,10 @@ def interpreter() -> Interpreter:
             f"the engine needs Python 3.11 or newer, `{path}` is {'.'.join(map(str, found))}",
             hint="run `make setup` with a newer python3, or set K3CTL_ENGINE_PYTHON",
         )
-    if facts["vllm"] is None:
+    missing = next((name for name in ("vllm", "torch") if facts[name] is None), None)
+    if missing is not None:
         raise MachineError(
-            f"vLLM is not installed for `{path}`",
+            f"{missing} is not installed for `{path}`",
             hint="run `make setup` (no GPU) or `make setup-gpu`, or name its Python in K3CTL_ENGINE_PYTHON",
         )
     if not facts["runtime"]:

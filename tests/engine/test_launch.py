@@ -154,7 +154,12 @@ def test_a_port_taken_by_a_stranger_names_the_pid(fake_python, state_dir):
         (
             '{"python":[3,11,7],"vllm":null,"torch":null,"runtime":true,"plugins":[]}',
             MachineError,
-            "vLLM is not inst",
+            "vllm is not inst",
+        ),
+        (
+            '{"python":[3,11,7],"vllm":"0.33.0","torch":null,"runtime":true,"plugins":[]}',
+            MachineError,
+            "torch is not installed",
         ),
         (
             '{"python":[3,9,1],"vllm":"0.33.0","torch":"2","runtime":true,"plugins":[]}',
@@ -168,7 +173,7 @@ def test_a_port_taken_by_a_stranger_names_the_pid(fake_python, state_dir):
         ),
         ("Segmentation fault", UsageError, "does not work as a Python"),
     ],
-    ids=["no-vllm", "old-python", "no-runtime", "broken-interpreter"],
+    ids=["no-vllm", "interrupted-install", "old-python", "no-runtime", "broken-interpreter"],
 )
 def test_an_unusable_interpreter_is_refused_before_anything_exists(
     answer, error, says, tmp_path, state_dir, monkeypatch

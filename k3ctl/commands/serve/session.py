@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -82,6 +83,8 @@ def stay(engine: RunningEngine, tell: Narrator, warnings: list[str]) -> CommandR
         findings = engine.run.findings
         for finding in findings[told:]:
             tell.line(f"{finding['kind']}: {finding['text']}")
+            if finding["files"]:
+                tell.line(f"  evidence: {Path(finding['files'][0]).parent}")
         told = len(findings)
     run = engine.run
     if run.state == "failed":
