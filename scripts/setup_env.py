@@ -39,8 +39,8 @@ LEFT_OUT = {
     "xgrammar",
     "opencv-python-headless",
 }
-# imported by vLLM's runner although its own metadata of an engine without kernels does not list it
-ADDED = ["numba==0.65.0"]
+# imported by vLLM's runner, and by xgrammar, although the metadata we follow do not list them
+ADDED = ["numba==0.65.0", "apache-tvm-ffi"]
 XGRAMMAR = "xgrammar==0.2.8"  # installed without its requirement triton (1 GB)
 BUILD = ["setuptools<81", "setuptools_scm", "setuptools_rust", "wheel", "packaging"]
 
@@ -135,6 +135,14 @@ class Environment:
             said = self.log.read_bytes()[start:].decode(errors="replace")
             raise SetupError(explain(f"pip failed (log: {self.log})", said))
 
+    def compile(self) -> None:
+        """Bytecode for everything installed, on all cores (pip's own compilation uses one)."""
+        packages = self.output("import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        # a file of another Python's syntax in some package is not our failure
+        subprocess.run(
+            [self.python, "-m", "compileall", "-q", "-j", "0", packages], check=False, capture_output=True
+        )
+
     def output(self, code: str) -> str:
         """Run Python code in the environment."""
         return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -168,44 +176,56 @@ def engine_requirements(env: Environment) -> list[str]:
         "    if r.marker is None or r.marker.evaluate({'extra': ''}): r.marker = None; print(r.name + '\\t' + str(r))"
     )
     rows = [line.split("\t") for line in env.output(code).splitlines()]
-    return [text for name, text in rows if name.lower().replace("_", "-") not in LEFT_OUT] + ADDED
+    # mistral_common's image extra would bring OpenCV back
+    return [
+        r.replace("[image]", "") for name, r in rows if name.lower().replace("_", "-") not in LEFT_OUT
+    ] + ADDED
 
 
 def cpu_steps(env: Environment, torch_index: str | None, extras: str) -> list[Step]:
-    """The order matters: torch before anything that would pull a CUDA build, vLLM before its requirements."""
-    constraints = ROOT / "requirements" / "constraints-cpu.txt"
-    pinned = ["-c", str(constraints)]
+    """The order matters: torch before anything that would pull a CUDA build, vLLM before its requirements.
+
+    Locked packages go in without resolving, which takes pip minutes. The last step resolves over what is there: on
+    the Python of the locks it installs nothing more than k3ctl itself.
+    """
+    locks = [
+        ROOT / "requirements" / f"{name}.lock" for name in ("cpu", "dev") if name == "cpu" or "dev" in extras
+    ]
+    pinned = [argument for lock in locks for argument in ("-c", str(lock))]
     index = ["--extra-index-url", torch_index] if torch_index else []
     build_env = {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": VLLM}
 
     def torch() -> None:
         env.pip(f"torch=={TORCH}", *index, *pinned)
 
-    def build() -> None:
-        env.pip(*BUILD, *pinned)
+    def locked() -> None:
+        env.pip("--no-deps", XGRAMMAR, *(argument for lock in locks for argument in ("-r", str(lock))))
 
     def engine() -> None:
         # the source distribution, without build isolation: an isolated build would fetch a CUDA torch to build with
+        env.pip(*BUILD, *pinned)
         env.pip("--no-deps", "--no-build-isolation", "--no-binary", "vllm", f"vllm=={VLLM}", env=build_env)
 
     def requirements() -> None:
-        env.pip("--no-deps", XGRAMMAR)
         extra = f"{ROOT}[{extras}]"
         env.pip(*engine_requirements(env), f"torch=={TORCH}", "-e", extra, *index, *pinned)
 
-    text = constraints.read_text() + (ROOT / "pyproject.toml").read_text() + extras + str(ROOT)
+    text = "".join(lock.read_text() for lock in locks)
+    project = (ROOT / "pyproject.toml").read_text() + extras + str(ROOT)
     return [
-        Step("torch (CPU)", TORCH + str(torch_index), torch),
-        Step("build tools", " ".join(BUILD), build),
-        Step(f"vLLM {VLLM} without kernels", VLLM, engine),
-        Step(f"requirements and k3ctl[{extras}]", text + XGRAMMAR + " ".join(ADDED), requirements),
+        Step("torch", TORCH + str(torch_index), torch),
+        Step("locked packages", text + XGRAMMAR, locked),
+        Step(f"vLLM {VLLM} without kernels", VLLM + " ".join(BUILD), engine),
+        Step(f"requirements and k3ctl[{extras}]", text + project + " ".join(ADDED), requirements),
+        Step("bytecode", text + VLLM + TORCH, env.compile),
     ]
 
 
 def gpu_steps(env: Environment) -> list[Step]:
     """The published wheel and its CUDA requirements."""
     inputs = (ROOT / "pyproject.toml").read_text() + str(ROOT)
-    return [Step("vLLM for CUDA, GuideLLM, k3ctl", inputs, lambda: env.pip("-e", f"{ROOT}[gpu,bench]"))]
+    install = Step("vLLM for CUDA, GuideLLM, k3ctl", inputs, lambda: env.pip("-e", f"{ROOT}[gpu,bench]"))
+    return [install, Step("bytecode", inputs, env.compile)]
 
 
 def run(env: Environment, steps: Sequence[Step]) -> None:
