@@ -56,7 +56,7 @@ class Probe(threading.Thread):
             return
         self._on_ready()
         watch = Watch(time.monotonic(), stall_s=self._stall_s, idle_s=self._idle_s)
-        while not self._over.wait(min(POLL_S, self._stall_s / 3)):
+        while not self._over.wait(min(POLL_S, self._stall_s / 3, self._idle_s / 3)):
             for finding in (self._look(watch), self._ask(watch)):
                 if finding is not None and not self._over.is_set():
                     self._on_finding(finding)

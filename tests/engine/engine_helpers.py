@@ -33,12 +33,16 @@ def tiny(**overrides: str) -> ResolvedConfig:
 
 def pids(run: Run) -> dict[str, int]:
     """Pids of a run by role, from the process tree."""
-    by_parent = {p.ppid: p.pid for p in procs.everyone() if p.session == run.session}
-    core = by_parent[run.engine_pid]
+
+    def by_parent() -> dict[int, int]:
+        return {p.ppid: p.pid for p in procs.everyone() if p.session == run.session}
+
+    until(lambda: by_parent().get(by_parent().get(run.engine_pid, 0)))
+    core = by_parent()[run.engine_pid]
     return {
         "engine": run.engine_pid,
         "core": core,
-        "worker": by_parent[core],
+        "worker": by_parent()[core],
         "supervisor": run.supervisor_pid,
         "reaper": run.pid,
     }
@@ -61,9 +65,9 @@ class Child:
     def err(self) -> str:
         return Path(self._err.name).read_text()
 
-    def said(self, text: str) -> Child:
-        until(lambda: text in self.err() or self.process.poll() is not None, 90)
-        assert text in self.err()
+    def said(self, text: str, within_s: float = 90.0) -> Child:
+        until(lambda: text in self.err() or self.process.poll() is not None, within_s)
+        assert text in self.err(), self.err()
         return self
 
     def ended(self) -> tuple[int, str, str]:

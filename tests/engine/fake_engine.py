@@ -90,6 +90,8 @@ def engine_core() -> None:
             held[0:4] = b"fake"
             globals()["held"] = held
     worker = subprocess.Popen([sys.executable, __file__, "worker"])
+    if not os.environ.get("FAKE_STUBBORN"):
+        signal.signal(signal.SIGTERM, lambda *_: (worker.terminate(), os._exit(0)))
     os.write(int(sys.argv[2]), b".")
     log("EngineCore", "init engine (profile, create kv cache, warmup model) took 0.10 s")
     worker.wait()

@@ -76,6 +76,7 @@ def test_a_whole_node_that_is_killed_stops_the_other(pair, leftovers):
     assert leftovers() == NOTHING
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_hangs_stops_the_other_node(pair, leftovers):
     run = pair[1].run
     os.kill(run.supervisor_pid, signal.SIGSTOP)
@@ -122,6 +123,7 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
+@pytest.mark.slow
 def test_a_cable_that_is_cut_between_two_hosts_stops_both_within_15_s(hosts, fake_python, leftovers):
     """Nothing closes a connection here: each side has only the other's silence to go by."""
     first, second = hosts
