@@ -1,6 +1,4 @@
-"""A bundle as one self-contained HTML page: the Markdown report's content, and plots. Nothing is loaded
-from anywhere.
-"""
+"""A bundle as one self-contained HTML page: what the Markdown report says, and plots."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Hashes of a bundle: ``SHA256SUMS`` over every file, and an unsigned in-toto statement over
-``SHA256SUMS``.
-"""
+"""Hashes of a bundle: ``SHA256SUMS`` over every file, and an unsigned in-toto statement over it."""
 
 from __future__ import annotations
 

@@ -58,9 +58,7 @@ def version(executable: str) -> str:
 
 
 class Tail:
-    """Follows ``profile_export.jsonl`` and gives k3ctl's events: ``bench_start``, then ``request`` and
-    ``tick``.
-    """
+    """Follows ``profile_export.jsonl`` and gives k3ctl's ``bench_start``, ``request``, ``tick`` events."""
 
     def __init__(self, directory: Path, sessions: int) -> None:
         from k3ctl.loadtest.events import Tail as Lines

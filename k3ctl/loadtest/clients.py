@@ -1,5 +1,4 @@
-"""Which client processes a workload needs: their command lines, where they report, how their progress is
-read.
+"""Which client processes a workload needs: command lines, where they report, how progress is read.
 
 A fixed workload is one GuideLLM process for all concurrencies, as in the published command. A session
 replay is one process per number of sessions in flight: GuideLLM over OpenTelemetry lanes, or aiperf over
@@ -101,9 +100,7 @@ def plan(
 
 
 def child_env(parent: Mapping[str, str], load: Workload, to: Target, api_key: str | None) -> dict[str, str]:
-    """The client's environment: the parent's, the preset's client settings, and no proxy towards the
-    target.
-    """
+    """The client's environment: the parent's, the preset's settings, no proxy towards the target."""
     host = urlsplit(to.url).hostname or ""
     unproxied = ",".join(part for part in (parent.get("no_proxy") or parent.get("NO_PROXY"), host) if part)
     own = {

@@ -167,8 +167,7 @@ def _conditions(summary: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str,
 
 
 def path_taken(decode_backend: str | None, row: Mapping[str, Any]) -> str | None:
-    """``specialized``, ``stock``, ``mixed``, or None: the witness decides, the setting alone proves only
-    ``stock``.
+    """``specialized``, ``stock``, ``mixed``, or None: the witness decides, a setting proves only stock.
 
     Steps that carry a prefill are standard by design and do not count.
     """

@@ -19,9 +19,7 @@ GATED = ("output_tok_s", "itl_ms", "ttft_ms")
 
 @dataclass(frozen=True)
 class Verdict:
-    """One metric at one concurrency. ``change`` is positive when the new number is better; shares, not
-    percent.
-    """
+    """One metric at one concurrency. ``change`` is a share, positive when the new number is better."""
 
     metric: str
     concurrency: int

@@ -1,6 +1,4 @@
-"""GuideLLM's command line for a workload: one pure function, byte-equal to the published command for
-``8k1k``.
-"""
+"""GuideLLM's command line for a workload; for ``8k1k`` byte-equal to the published command."""
 
 from __future__ import annotations
 

@@ -36,9 +36,7 @@ class LiveState:
     sessions: int | None = None
 
     def eta_s(self) -> float | None:
-        """Seconds until the last step's time limit; None for steps bounded by a request count, or before a
-        start.
-        """
+        """Seconds until the last step's time limit; None without a time limit, or before the start."""
         if self.duration_s is None or self.remaining is None:
             return None
         return max(0.0, self.duration_s * (self.remaining + self.steps - self.step))

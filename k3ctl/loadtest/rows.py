@@ -32,9 +32,7 @@ class Stat:
 
 @dataclass(frozen=True)
 class Row:
-    """What the client measured in one concurrency step. Latencies in the unit of their name, lengths in
-    tokens.
-    """
+    """What the client measured in one concurrency step. Units are in the names, lengths in tokens."""
 
     concurrency: int
     window_s: float

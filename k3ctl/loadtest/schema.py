@@ -1,6 +1,4 @@
-"""The preset file's schema (``k3ctl.preset/1``): unknown keys are refused, every limit has a unit in its
-name.
-"""
+"""The preset file's schema (``k3ctl.preset/1``): unknown keys are refused, units are in the names."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ class Strict(BaseModel):
 
 
 class LoadSection(Strict):
-    """How much, how long: lengths in tokens, ``duration_s`` per concurrency, warm-up and cool-down as
-    shares.
-    """
+    """How much, how long. Lengths in tokens, ``duration_s`` per concurrency, warm-up as a share of it."""
 
     prompt_tokens: Positive
     output_tokens: Positive

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from k3ctl.engine.client import Client
 from k3ctl.engine.rundir import Run
 from k3ctl.errors import EngineError, UsageError
+from k3ctl.telemetry.scrape import base_url
 
 CPU = "none (CPU)"
 """GPU product of a deployment on the CPU engine."""
@@ -106,16 +106,11 @@ def from_url(url: str, *, model: str | None, tokenizer: str | None) -> Target:
             f"no tokenizer known for `{base}`",
             hint="add `--tokenizer DIR` (or a Hugging Face id), or bench a server that k3ctl started",
         )
-    return Target(url=base, model=served, tokenizer=tokenizer)
-
-
-def base_url(url: str) -> str:
-    """``url`` with a scheme, without ``/v1`` and without a trailing slash."""
-    text = url if "://" in url else f"http://{url}"
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise UsageError(f"`{url}` is not an http address", hint="for example `--url http://127.0.0.1:8000`")
-    return text.rstrip("/").removesuffix("/v1").rstrip("/")
+    # the client runs in another directory
+    directory = Path(tokenizer).expanduser()
+    return Target(
+        url=base, model=served, tokenizer=str(directory.absolute()) if directory.is_dir() else tokenizer
+    )
 
 
 def served_model(client: Client) -> str:

@@ -1,5 +1,4 @@
-"""Agent sessions to replay: generated from a shape and a seed, written as OpenTelemetry spans or as WEKA
-traces.
+"""Agent sessions to replay: made from a shape and a seed, written as OpenTelemetry or WEKA traces.
 
 A *lane* is one agent that works through its sessions one after the other, so the number of lanes is the
 number of sessions in flight, at any server speed. Every request carries its whole history, as agents send
@@ -173,9 +172,7 @@ def _spans(number: int, lane: Iterable[Session]) -> list[dict[str, Any]]:
 
 
 def weka_documents(found: Iterable[Session]) -> list[dict[str, Any]]:
-    """Sessions as WEKA traces (64-token block hashes instead of text), the format that aiperf replays
-    exactly.
-    """
+    """Sessions as WEKA traces (64-token block hashes instead of text), which aiperf replays exactly."""
     return [_weka(session, index) for index, session in enumerate(found)]
 
 

@@ -97,6 +97,7 @@ def target(
     """The server to load, and its run record when k3ctl started it."""
     from k3ctl.engine import rundir
     from k3ctl.loadtest import target
+    from k3ctl.telemetry.scrape import base_url
 
     if url and run:
         raise UsageError("--url and --run name two servers", hint="give one of them")
@@ -104,7 +105,7 @@ def target(
         return None, target.from_url(url, model=model, tokenizer=tokenizer)
     if url:
         try:
-            record = rundir.find(target.base_url(url))
+            record = rundir.find(base_url(url))
         except UsageError:
             return None, target.from_url(url, model=model, tokenizer=None)
         return record, target.from_run(record)

@@ -44,9 +44,7 @@ class Emitter:
 
 
 def request_event(response: Any, info: Any) -> dict[str, Any]:
-    """What one request says about itself: ids, state, TTFT in ms, latency in s, token counts; never its
-    text.
-    """
+    """What one request says about itself: ids, state, times, token counts; never its text."""
     timings = info.timings
     event: dict[str, Any] = {
         "id": info.request_id,
@@ -175,9 +173,7 @@ def probe_tokenizer(arguments: list[str], texts: list[str]) -> dict[str, int]:
 
 
 def prepare_workers() -> None:
-    """With a fork server, import the client once for all its worker processes, beside this process's own
-    import.
-    """
+    """With a fork server, import the client once for all workers, beside this process's own import."""
     if os.environ.get("GUIDELLM__MP_CONTEXT_TYPE") == "forkserver":
         from multiprocessing import forkserver
 
@@ -240,9 +236,7 @@ def leave(status: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Stop the whole process group when k3ctl (``parent``) is gone: a load without a watcher must not go
-    on.
-    """
+    """Stop the whole process group when k3ctl (``parent``) is gone: no load without a watcher."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os.killpg(0, signal.SIGKILL)
