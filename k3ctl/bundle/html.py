@@ -30,7 +30,7 @@ def page(loaded: Loaded) -> str:
     parts = [
         f"<h1>{_title(loaded)}</h1>",
         *(f"<p>{_inline(line)}</p>" for line in report.conditions(loaded) if line),
-        _table(*view.table(loaded.summary)),
+        _table(*view.table(loaded.summary, report.ALL)),
         _list("Findings", view.findings(loaded.summary)),
         _list("Against published numbers", view.comparison(pairs)),
         f'<div class="plots">{"".join(plots(loaded))}</div>',

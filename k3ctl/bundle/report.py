@@ -11,6 +11,9 @@ from typing import Any
 from k3ctl.bundle import verify
 from k3ctl.loadtest import compare, view
 from k3ctl.loadtest import events as ev
+from k3ctl.loadtest.target import CPU
+
+ALL = (*view.THROUGHPUT[:-1], *view.LATENCY[1:], "verdict")
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def markdown(loaded: Loaded) -> str:
         "",
         *conditions(loaded),
         "",
-        *_table(*view.table(loaded.summary)),
+        *_table(*view.table(loaded.summary, ALL)),
     ]
     parts += ["", *(f"- {line}" for line in view.findings(loaded.summary))]
     pairs = compare.against_published(loaded.summary, compare.related(loaded.summary))
@@ -65,7 +68,7 @@ def conditions(loaded: Loaded) -> list[str]:
     deployment, manifest = loaded.summary["deployment"], loaded.manifest
     known = {
         "GPU": deployment["gpu"],
-        "GPUs": deployment["gpus"],
+        "GPUs": None if deployment["gpu"] == CPU else deployment["gpus"],
         "TP": deployment["tensor_parallel_size"],
         "decode backend": deployment["decode_backend"],
         "K": deployment["num_speculative_tokens"],

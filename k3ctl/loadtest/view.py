@@ -8,10 +8,9 @@ from typing import Any
 from k3ctl.loadtest import compare
 from k3ctl.loadtest.compare import Comparison
 
-COLUMNS = (
-    "c", "output tok/s", "±", "tok/s/GPU", "tok/s/user", "TTFT ms", "p90", "ITL ms", "p90", "P90 intvty",
-    "requests", "errors", "Little", "AL", "specialized", "verdict",
-)  # fmt: skip
+THROUGHPUT = ("c", "tok/s", "±", "tok/s/GPU", "done", "errors", "Little", "AL", "specialized", "verdict")
+LATENCY = ("c", "TTFT ms", "p90 TTFT", "ITL ms", "p90 ITL", "tok/s/user", "P90 intvty")
+TEXT_COLUMNS = frozenset({"verdict"})
 
 
 def title(summary: Mapping[str, Any]) -> str:
@@ -21,11 +20,11 @@ def title(summary: Mapping[str, Any]) -> str:
     return f"{stamp}{summary['preset']} on {summary['model']}"
 
 
-def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def table(summary: Mapping[str, Any], columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Columns and formatted rows; a column without any figure is left out."""
     rows = [_cells(row) for row in summary["rows"]]
-    kept = [n for n in range(len(COLUMNS)) if any(row[n] != "–" for row in rows)]
-    return [COLUMNS[n] for n in kept], [[row[n] for n in kept] for row in rows]
+    kept = [name for name in columns if any(row[name] != "–" for row in rows)]
+    return kept, [[row[name] for name in kept] for row in rows]
 
 
 def findings(summary: Mapping[str, Any]) -> list[str]:
@@ -58,27 +57,27 @@ def _compared(pair: Comparison) -> str:
     return f"{head}: {pair.ours.value:.1f} here, {there} there, {change}, {unit}{note}"
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Mapping[str, Any]) -> dict[str, str]:
     server = row["server"] or {}
     path = server.get("path") or {}
-    return [
-        str(row["concurrency"]),
-        number(row["output_tok_s"], 1),
-        "–" if row["resolution_share"] is None else f"{row['resolution_share']:.1%}",
-        number(row["output_tok_s_per_gpu"], 1),
-        number(row["user_tok_s"], 1),
-        number(row["ttft_ms"]["mean"], 1),
-        number(row["ttft_ms"]["p90"], 1),
-        number(row["itl_ms"]["mean"], 2),
-        number(row["itl_ms"]["p90"], 2),
-        number(row["interactivity_p90_tok_s"], 1),
-        str(row["requests"]["completed"]),
-        str(row["requests"]["errored"]),
-        number(row["little_ratio"], 2),
-        number(server.get("acceptance_length"), 2),
-        f"{path['specialized']}/{path['decode_and_mixed']}" if path else "–",
-        "valid" if row["valid"] else "INVALID",
-    ]
+    return {
+        "c": str(row["concurrency"]),
+        "tok/s": number(row["output_tok_s"], 1),
+        "±": "–" if row["resolution_share"] is None else f"{row['resolution_share']:.1%}",
+        "tok/s/GPU": number(row["output_tok_s_per_gpu"], 1),
+        "done": str(row["requests"]["completed"]),
+        "errors": str(row["requests"]["errored"]),
+        "Little": number(row["little_ratio"], 2),
+        "AL": number(server.get("acceptance_length"), 2),
+        "specialized": f"{path['specialized']}/{path['decode_and_mixed']}" if path else "–",
+        "verdict": "valid" if row["valid"] else "INVALID",
+        "TTFT ms": number(row["ttft_ms"]["mean"], 1),
+        "p90 TTFT": number(row["ttft_ms"]["p90"], 1),
+        "ITL ms": number(row["itl_ms"]["mean"], 2),
+        "p90 ITL": number(row["itl_ms"]["p90"], 2),
+        "tok/s/user": number(row["user_tok_s"], 1),
+        "P90 intvty": number(row["interactivity_p90_tok_s"], 1),
+    }
 
 
 def number(value: float | None, digits: int) -> str:

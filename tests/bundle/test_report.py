@@ -20,7 +20,7 @@ def test_the_markdown_table_is_ready_for_a_pull_request(make_bundle: Make) -> No
     assert "GPU B300 · GPUs 8 · TP 8" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table}) == 1
-    assert "| 4 | 383.3 |" in text
+    assert "| 4 | 383.3 | 2.2% |" in text
     assert "381–417 there" in text
 
 

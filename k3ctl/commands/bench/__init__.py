@@ -102,11 +102,13 @@ def bench(
         result = start(threading.Event(), output.note)
     manifest = parts.seal(directory, record, before)
     lines = parts.comparison(result.summary, other)
-    columns, rows = view.table(result.summary)
-    table = Table(columns, rows, view.title(result.summary), frozenset(columns) - {"verdict"})
+    tables = [
+        Table(*view.table(result.summary, columns), title, frozenset(columns) - view.TEXT_COLUMNS)
+        for columns, title in ((view.THROUGHPUT, view.title(result.summary)), (view.LATENCY, ""))
+    ]
     text = [*view.findings(result.summary), *lines, f"bundle: {directory}"]
     data = {**result.summary, "bundle": str(directory), "validity": manifest["validity"], "comparison": lines}
-    return CommandResult("k3ctl.bench/1", data, [table, Lines(text)], result.exit_code)
+    return CommandResult("k3ctl.bench/1", data, [*tables, Lines(text)], result.exit_code)
 
 
 def register(app: typer.Typer, command: Callable[..., Any]) -> None:
