@@ -8,7 +8,7 @@ from typing import Any
 from k3ctl.loadtest import compare
 from k3ctl.loadtest.compare import Comparison
 
-THROUGHPUT = ("c", "tok/s", "±", "tok/s/GPU", "done", "errors", "Little", "AL", "specialized", "verdict")
+THROUGHPUT = ("c", "tok/s", "±", "tok/s/GPU", "done", "err", "Little", "AL", "specialized", "verdict")
 LATENCY = ("c", "TTFT ms", "p90 TTFT", "ITL ms", "p90 ITL", "tok/s/user", "P90 intvty")
 TEXT_COLUMNS = frozenset({"verdict"})
 
@@ -66,7 +66,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
         "±": "–" if row["resolution_share"] is None else f"{row['resolution_share']:.1%}",
         "tok/s/GPU": number(row["output_tok_s_per_gpu"], 1),
         "done": str(row["requests"]["completed"]),
-        "errors": str(row["requests"]["errored"]),
+        "err": str(row["requests"]["errored"]),
         "Little": number(row["little_ratio"], 2),
         "AL": number(server.get("acceptance_length"), 2),
         "specialized": f"{path['specialized']}/{path['decode_and_mixed']}" if path else "–",
