@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PLUGINS = ("k3_runtime", "k3_witness")
 """Our plugins: the model with the witness, and the routes that show it."""
+WITNESS = "runtime.engine.worker.WitnessExtension"
+"""Mixed into every worker: starts the witness of CUDA workers and answers for the rank's page."""
 HEARTBEAT_OFFSET = 100
 """Supervisors talk on vLLM's master port plus this."""
 SECRET_OPTIONS = ("--api-key", "--hf-token")
@@ -62,7 +64,7 @@ def build(
     """The engine's command line and the variables that k3ctl sets for it."""
     from k3ctl.profiles import vllm_args
 
-    args = {**resolved.args, "host": run.host, "port": run.port}
+    args = {"worker_extension_cls": WITNESS, **resolved.args, "host": run.host, "port": run.port}
     if node is not None:
         args |= {"node_rank": node.rank, "master_addr": node.master_addr, "master_port": node.master_port}
         args |= {"headless": True} if node.rank else {}

@@ -256,6 +256,10 @@ def _clear_lost(run: Run) -> None:
     same_boot = run.boot_id == procs.boot_id()
     if run.session and same_boot and procs.started_at(run.session) is None:
         Territory(run.session, run.dir / "segments", run.scratch).clear()
+    elif not run.session:
+        # its reaper died before it took over, so nothing was started: only the scratch directories exist
+        for directory in run.scratch:
+            shutil.rmtree(directory, ignore_errors=True)
     if rundir.read(run.dir).state not in rundir.FINAL_STATES:
         rundir.update(run.dir, state="failed", reason="its reaper was killed", ended_at=time.time())
 

@@ -10,6 +10,8 @@ from engine_helpers import tiny
 
 from k3ctl.engine import command, preflight, rundir
 from k3ctl.engine.command import Node
+from k3ctl.profiles import loader
+from k3ctl.profiles.resolve import resolve
 
 PYTHON = preflight.Interpreter(
     "/venv/bin/python", (3, 11, 7), "0.33.0", "2.13.0", ("lora_resolver", "k3_runtime")
@@ -47,6 +49,13 @@ def test_the_engine_runs_in_its_own_python_with_the_profiles_arguments():
     assert built.env["VLLM_TARGET_DEVICE"] == "cpu"
     assert built.env["K3_WITNESS_DIR"] == "/r/witness"
     assert (built.env["VLLM_RPC_BASE_PATH"], built.env["TMPDIR"]) == ("/s", "/t")
+
+
+def test_every_launch_has_the_witness_in_its_workers_unless_the_user_brings_an_extension():
+    assert f"--worker-extension-cls {command.WITNESS}" in " ".join(build().argv)
+    own = resolve(loader.load("cpu-tiny"), {"worker_extension_cls": "mine.Ext"}, {})
+    argv = command.build(own.with_model_path("/m"), PYTHON, a_run(), ("/s", "/t"), {}).argv
+    assert "mine.Ext" in argv and command.WITNESS not in argv
 
 
 @pytest.mark.parametrize(
