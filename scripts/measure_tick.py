@@ -26,7 +26,7 @@ from tests.tui import scenarios
 
 async def measure(mode: str, size: tuple[int, int], ticks: int) -> list[float]:
     """Milliseconds of CPU per tick on one screen."""
-    recording = Recording(tuple(scenarios.healthy()), 0)
+    recording = Recording(tuple(scenarios.healthy()))
     player = Player(recording)
     player.seek_to(200)
     app = MonitorApp(player=player, deployment=scenarios.DEPLOYMENT, clock=lambda: 0.0, redraw_s=3600.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -12,18 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from k3ctl import output
-from k3ctl.errors import ExitCode, K3Error, UsageError
+from k3ctl.errors import ExitCode, UsageError
 from k3ctl.output import CommandResult, Lines
 
 if TYPE_CHECKING:
-    from k3ctl.engine.rundir import Run
-    from k3ctl.telemetry.recording import Recorder
     from k3ctl.telemetry.reference import Deployment
     from k3ctl.telemetry.view import View
     from k3ctl.tui.sources import Feed
 
 SCHEMA = "k3ctl.monitor/1"
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 UrlOption = Annotated[
     list[str] | None,
@@ -86,18 +82,36 @@ def monitor(
                 "--replay shows a recording: it cannot be combined with --url, --run, --record, --bench"
             )
         return _replay(replay, speed, profile, interval, once or as_json)
-    watched = _runs(url, run)
-    deployment = _deployment(profile, watched)
-    recorder = _recorder(record)
+    from k3ctl.tui import watch
+
+    watched = watch.runs(url or [], run)
+    deployment = watch.deployment(profile, watched)
+    feeds = watch.feeds(url or [], watched, interval_s=interval, bench=bench, gpus=gpus)
+    if record is not None:
+        return _recorded(record, feeds, interval, deployment, once or as_json)
+    return _live(feeds, interval, deployment, once or as_json)
+
+
+def _live(feeds: Sequence[Feed], interval: float, deployment: Deployment, once: bool) -> CommandResult:
+    if once:
+        return _snapshot(feeds, interval, deployment)
+    _watch(feeds, interval, deployment)
+    return CommandResult(SCHEMA, {})
+
+
+def _recorded(
+    path: Path, feeds: Sequence[Feed], interval: float, deployment: Deployment, once: bool
+) -> CommandResult:
+    from k3ctl.telemetry.recording import Recorder
+    from k3ctl.tui.sources import Recorded
+
+    recorder = Recorder(path, deployment)
     try:
-        feeds = _feeds(url, watched, interval, bench, gpus, recorder)
-        if once or as_json:
-            return _snapshot(feeds, interval, deployment)
-        _watch(feeds, interval, deployment)
+        result = _live([Recorded(feed, recorder) for feed in feeds], interval, deployment, once)
     finally:
-        if recorder is not None:
-            recorder.close()
-    return _done(recorder, record)
+        recorder.close()
+        output.note(recorder.error or f"recorded {recorder.events} events to {path}")
+    return result
 
 
 def _watch(feeds: Sequence[Feed], interval: float, deployment: Deployment) -> None:
@@ -116,10 +130,11 @@ def _replay(path: Path, speed: float, profile: str | None, interval: float, once
     from k3ctl.telemetry import recording, rules
     from k3ctl.telemetry.replay import Player
     from k3ctl.telemetry.view import build
+    from k3ctl.tui import watch
 
     recorded = recording.read(path)
     player = Player(recorded, speed)
-    deployment = _deployment(profile, [])
+    deployment = watch.described(profile) if profile is not None else recorded.deployment
     warnings = [f"{recorded.skipped_lines} damaged lines skipped"] if recorded.skipped_lines else []
     if once:
         player.seek_to(player.length_s)
@@ -153,100 +168,6 @@ def _result(view: View, warnings: Sequence[str]) -> CommandResult:
     from k3ctl.telemetry import snapshot
 
     return CommandResult(SCHEMA, snapshot.to_json(view), [Lines(snapshot.lines(view))], warnings=warnings)
-
-
-def _done(recorder: Recorder | None, path: Path | None) -> CommandResult:
-    if recorder is None:
-        return CommandResult(SCHEMA, {"recorded": None})
-    warnings = [recorder.error] if recorder.error else []
-    hint = Lines(
-        [f"recorded {recorder.events} events to {path}; see them with `k3ctl monitor --replay {path}`"]
-    )
-    return CommandResult(
-        SCHEMA, {"recorded": str(path), "events": recorder.events}, [hint], warnings=warnings
-    )
-
-
-def _recorder(path: Path | None) -> Recorder | None:
-    if path is None:
-        return None
-    from k3ctl.telemetry.recording import Recorder
-
-    return Recorder(path)
-
-
-def _runs(urls: Sequence[str] | None, run: str | None) -> list[Run]:
-    """The runs of this machine that are watched: the named one, those behind the URLs, or the one that is live."""
-    from k3ctl.engine import rundir
-
-    if run is not None:
-        return [rundir.find(run)]
-    if urls is None:
-        live = rundir.latest_live()
-        return [live] if live else []
-    found = []
-    for url in urls:
-        with contextlib.suppress(K3Error):
-            found.append(rundir.find(_base(url)))
-    return found
-
-
-def _base(url: str) -> str:
-    from k3ctl.telemetry.scrape import base_url
-
-    return base_url(url)
-
-
-def _feeds(
-    urls: Sequence[str] | None,
-    runs: Sequence[Run],
-    interval: float,
-    bench: Path | None,
-    gpus: bool,
-    recorder: Recorder | None,
-) -> list[Feed]:
-    from k3ctl.tui.run_source import RunFeed
-    from k3ctl.tui.sources import BenchFeed, Recorded, server_feeds
-
-    servers = [_base(url) for url in urls or [run.url for run in runs] or [DEFAULT_URL]]
-    feeds: list[Feed] = [feed for server in dict.fromkeys(servers) for feed in server_feeds(server, interval)]
-    feeds += [RunFeed(run.dir) for run in runs]
-    if bench is not None:
-        feeds.append(BenchFeed(bench))
-    if gpus:
-        from k3ctl.tui.gpu_source import GpuFeed
-
-        feeds.append(GpuFeed())
-    return [Recorded(feed, recorder) for feed in feeds] if recorder is not None else feeds
-
-
-def _deployment(profile: str | None, runs: Sequence[Run]) -> Deployment:
-    """What is served, from the named profile or the run's; unknown where neither says."""
-    from k3ctl.telemetry.reference import Deployment
-
-    if profile is not None:
-        return _described(profile)
-    for run in runs:
-        with contextlib.suppress(K3Error):
-            return _described(run.profile)
-    return Deployment()
-
-
-def _described(profile: str) -> Deployment:
-    from k3ctl.profiles import loader
-    from k3ctl.profiles.resolve import resolve
-    from k3ctl.telemetry.reference import Deployment
-
-    resolved = resolve(loader.load(profile), environ=os.environ)
-    gpu = resolved.profile.requires.gpu
-    drafts = resolved.get("speculative_config.num_speculative_tokens")
-    parallel = resolved.args.get("tensor_parallel_size")
-    return Deployment(
-        name=resolved.profile.name,
-        gpu=gpu[0].lower() if gpu else "",
-        tensor_parallel=int(parallel) if parallel is not None else None,
-        draft_tokens=int(drafts) if drafts is not None else None,
-    )
 
 
 def _is_terminal() -> bool:

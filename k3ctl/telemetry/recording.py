@@ -27,11 +27,21 @@ from k3ctl.telemetry.events import (
     WitnessRead,
 )
 from k3ctl.telemetry.prometheus import Page, Series
+from k3ctl.telemetry.reference import Deployment
 from k3ctl.telemetry.witness import StepCount, WorkerPage, workers_of_table
 
 SCHEMA = "k3ctl.recording/1"
 FULL_PAGE_EVERY = 60
 """Metrics pages between two full ones."""
+
+
+_FEED_OF: Mapping[type[Event], str] = {
+    WitnessRead: "witness",
+    GpusRead: "gpus",
+    StageChanged: "run",
+    IncidentFound: "run",
+    BenchReported: "bench",
+}
 
 
 @dataclass
@@ -47,7 +57,7 @@ class _SourceCodec:
 class Recorder:
     """Writes events to a file, from several threads if need be. A full disk ends the recording only."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, deployment: Deployment | None = None) -> None:
         try:
             self._file: TextIO | None = path.open("w", encoding="utf-8")
         except OSError as error:
@@ -56,12 +66,15 @@ class Recorder:
         self.events = 0
         self._lock = threading.Lock()
         self._codecs: dict[str, _SourceCodec] = {}
-        self._write({"schema": SCHEMA, "k3ctl": __version__})
+        self._failing: dict[tuple[str, str], str] = {}
+        self._write(
+            {"schema": SCHEMA, "k3ctl": __version__, "deployment": asdict(deployment or Deployment())}
+        )
 
     def write(self, event: Event) -> None:
-        """Append one event."""
+        """Append one event; a failure that is already on record is not written again."""
         with self._lock:
-            if self._file is not None:
+            if self._file is not None and not self._repeats(event):
                 self._write(self._encode(event))
                 self.events += not self.error
 
@@ -71,6 +84,16 @@ class Recorder:
             if self._file is not None:
                 self._file.close()
                 self._file = None
+
+    def _repeats(self, event: Event) -> bool:
+        """Whether a feed fails as it did at its last event. Metrics failures all count: each is a gap."""
+        if isinstance(event, MetricsRead) or (isinstance(event, FeedFailed) and event.feed == "metrics"):
+            return False
+        key = (event.source, event.feed if isinstance(event, FeedFailed) else _FEED_OF[type(event)])
+        reason = event.reason if isinstance(event, FeedFailed) else ""
+        repeats = bool(reason) and self._failing.get(key) == reason
+        self._failing[key] = reason
+        return repeats
 
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._file is not None
@@ -144,7 +167,8 @@ class Recording:
     """A recording that was read: its events in order of time, and how many lines could not be used."""
 
     events: tuple[Event, ...]
-    skipped_lines: int
+    skipped_lines: int = 0
+    deployment: Deployment = field(default_factory=Deployment)
 
     @property
     def start(self) -> float:
@@ -167,7 +191,7 @@ def read(path: Path) -> Recording:
     events: list[Event] = []
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            _check_header(path, lines.readline(1 << 16))
+            deployment = _header(path, lines.readline(1 << 16))
             for line in lines:
                 event = decoder.decode(line)
                 if event is None:
@@ -180,10 +204,11 @@ def read(path: Path) -> Recording:
         raise UsageError(
             f"the recording `{path}` holds no event", hint="record one with `k3ctl monitor --record FILE`"
         )
-    return Recording(tuple(sorted(events, key=lambda event: event.t)), skipped)
+    return Recording(tuple(sorted(events, key=lambda event: event.t)), skipped, deployment)
 
 
-def _check_header(path: Path, line: str) -> None:
+def _header(path: Path, line: str) -> Deployment:
+    """What was being served. Raises UsageError when the file is no recording."""
     try:
         header = json.loads(line)
     except ValueError:
@@ -195,6 +220,10 @@ def _check_header(path: Path, line: str) -> None:
             f"`{path}` is not a recording: {found}",
             hint="`k3ctl monitor --replay` reads what `--record` wrote",
         )
+    try:
+        return Deployment(**header.get("deployment", {}))
+    except TypeError:
+        return Deployment()
 
 
 class _Decoder:

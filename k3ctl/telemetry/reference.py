@@ -31,13 +31,23 @@ _AL6_TOK_S = (842.0, 488.0)
 class Deployment:
     """What the operator says is being served; empty or None where unknown.
 
-    ``gpu`` is a product token (``gb300``, ``b300``, ``h200``), ``draft_tokens`` is K.
+    ``gpu`` is a product token (``gb300``, ``b300``, ``h200``), ``draft_tokens`` is K, ``speculator`` the method
+    (``dspark``, ``mtp``).
     """
 
     name: str = ""
     gpu: str = ""
     tensor_parallel: int | None = None
     draft_tokens: int | None = None
+    speculator: str = ""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What the golden curve says for K drafts: tokens per step, and the rate per draft position."""
+
+    length: float
+    rates: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,17 @@ class StepAnchor:
     specialized_ms: float
     standard_ms: float
     source: str = "vLLM blog, specialized decode, 2026-09"
+
+
+def golden(deployment: Deployment, platform: str, draft_tokens: int) -> Golden | None:
+    """The golden acceptance for K drafts; None for another drafter than DSpark, and for the tiny CPU model.
+
+    ``platform`` is the witness's (``cuda``, ``cpu``, empty when unknown).
+    """
+    if deployment.speculator not in {"", "dspark"} or platform == "cpu" or draft_tokens < 1:
+        return None
+    length = GOLDEN_ACCEPTANCE_LENGTH.get(draft_tokens)
+    return Golden(length, golden_rates(draft_tokens)) if length else None
 
 
 def golden_rates(draft_tokens: int) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from k3ctl.telemetry.measures import SINCE_START
-from k3ctl.telemetry.reference import GOLDEN_ACCEPTANCE_LENGTH, ROW_LIMIT
+from k3ctl.telemetry.reference import ROW_LIMIT
 from k3ctl.telemetry.view import Alert, EngineView, ServerView, View
 from k3ctl.telemetry.witness import REASONS, by_reason, decode_steps
 
@@ -204,13 +204,12 @@ def _acceptance(view: View) -> Iterator[Alert]:
             f"length {data.length:.2f} of {data.draft_tokens + 1}, {data.drafts:.0f} drafts ({data.basis})",
             "turn speculation off, or limit it to the context length where the drafter works",
         )
-    golden = GOLDEN_ACCEPTANCE_LENGTH.get(data.draft_tokens)
-    if golden and data.length > golden * ARTEFACT_FACTOR:
+    if view.golden and data.length > view.golden.length * ARTEFACT_FACTOR:
         yield Alert(
             "acceptance-artefact",
             "info",
             "acceptance above the golden curve",
-            f"length {data.length:.2f} against {golden:.2f}: repeated or random prompts do this",
+            f"length {data.length:.2f} against {view.golden.length:.2f}: repeated or random prompts do this",
             "do not compare this speed with published figures",
         )
 

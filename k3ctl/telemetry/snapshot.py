@@ -10,7 +10,6 @@ from typing import Any
 from k3ctl.telemetry import gpus
 from k3ctl.telemetry.histogram import Quantile
 from k3ctl.telemetry.measures import Latency
-from k3ctl.telemetry.reference import GOLDEN_ACCEPTANCE_LENGTH
 from k3ctl.telemetry.text import UNKNOWN, bucket, count, duration, number, percent, seconds, size
 from k3ctl.telemetry.view import Load, NodeView, PathView, ServerView, View
 from k3ctl.telemetry.witness import REASONS, by_reason, decode_steps
@@ -49,7 +48,7 @@ def lines(view: View) -> list[str]:
         out += ["", *_server_lines(server)]
     out += ["", *_load_lines(view.load)]
     out += ["", *_path_lines(view.path)]
-    out += ["", *_speculation_lines(view.load)]
+    out += ["", *_speculation_lines(view)]
     for node in view.nodes:
         out += ["", *_node_lines(node)]
     if view.bench:
@@ -156,12 +155,11 @@ def _path_lines(path: PathView) -> list[str]:
     return rows
 
 
-def _speculation_lines(load: Load) -> list[str]:
-    data = load.acceptance
+def _speculation_lines(view: View) -> list[str]:
+    load, data = view.load, view.load.acceptance
     if data is None:
         return [f"speculation {'none: no drafts counted' if load.totals else UNKNOWN}"]
-    golden = GOLDEN_ACCEPTANCE_LENGTH.get(data.draft_tokens)
-    against = f" (golden {golden:.2f})" if golden else ""
+    against = f" (golden {view.golden.length:.2f})" if view.golden else ""
     rates = " ".join(f"{rate:.2f}" for rate in data.rates)
     return [
         f"speculation acceptance length {data.length:.2f}{against}, K={data.draft_tokens}, {data.basis}; "

@@ -16,7 +16,7 @@ from k3ctl.telemetry.events import IncidentFound, StageChanged
 from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.measures import Acceptance, Latency, Window, combine, window
 from k3ctl.telemetry.reducer import EngineTrack, LogLine, NodeTrack, Point, ServerTrack, State
-from k3ctl.telemetry.reference import ROW_LIMIT, Deployment, StepAnchor, step_anchor
+from k3ctl.telemetry.reference import ROW_LIMIT, Deployment, Golden, StepAnchor, golden, step_anchor
 from k3ctl.telemetry.witness import Counts
 
 RATE_WINDOW_S = 10.0
@@ -158,6 +158,7 @@ class View:
     servers: tuple[ServerView, ...] = ()
     load: Load = field(default_factory=Load)
     path: PathView = field(default_factory=PathView)
+    golden: Golden | None = None
     nodes: tuple[NodeView, ...] = ()
     bench: BenchState | None = None
     stages: tuple[StageChanged, ...] = ()
@@ -174,12 +175,14 @@ def build(state: State, now: float, deployment: Deployment | None = None) -> Vie
     tracks = list(state.servers.values())
     answering = [track for track in tracks if not track.failure and track.engines]
     load = _load([engine for track in answering for engine in track.engines.values()])
+    path = _path(tracks, load, deployment)
     return View(
         now=now,
         deployment=deployment,
         servers=tuple(_server(track, now) for track in tracks),
         load=load,
-        path=_path(tracks, load, deployment),
+        path=path,
+        golden=golden(deployment, path.platform, load.draft_tokens),
         nodes=tuple(_node(node, now) for node in state.nodes.values()),
         bench=state.bench,
         stages=tuple(state.stages.values()),
@@ -322,7 +325,8 @@ def _witnessed(view: PathView, tracks: Sequence[ServerTrack]) -> PathView:
         change = witness.difference(witness.total(oldest), witness.total(newest)) if end > start else None
         _merge(recent, change or {})
         seconds = max(seconds, end - start)
-    basis, counts = (f"last {seconds:.0f} s", recent) if recent else (measures.SINCE_START, whole)
+    seen = witness.decode_steps(recent) > 0
+    basis, counts = (f"last {seconds:.0f} s", recent) if seen else (measures.SINCE_START, whole)
     workers = [page for track in tracks for page in track.workers]
     info = next((track.witness_info for track in tracks if track.witness_info), None)
     steps = [

@@ -14,6 +14,13 @@ from k3ctl.telemetry import gpus
 from k3ctl.telemetry.events import Event, FeedFailed, GpusRead
 from k3ctl.telemetry.gpus import GpuFinding
 
+ABSENT = {
+    "LibraryNotFound": "no NVIDIA driver on this host",
+    "DriverNotLoaded": "the NVIDIA driver is not loaded",
+    "LibRmVersionMismatch": "driver and library have different versions",
+    "BindingNotInstalled": "the package nvidia-ml-py is not installed",
+}
+
 LIVE_FAMILIES = frozenset({"gpu", "memory", "clock", "fabric", "mig"})
 LIVE_RULES = frozenset({"nvlink.links-down"})
 NOT_LIVE = frozenset({"gpu.missing", "gpu.subset"})
@@ -34,7 +41,8 @@ class GpuFeed:
         reading = self._reader.read()
         now = time.time()
         if reading.system.error is not None:
-            reason = f"no GPU can be read: NVML says {reading.system.error.na}"
+            name = reading.system.error.na
+            reason = f"no GPU can be read: {ABSENT.get(name, 'NVML does not start')} ({name})"
             return [FeedFailed(now, self._node, "gpus", reason)]
         if not reading.gpus:
             return [FeedFailed(now, self._node, "gpus", "the driver lists no GPU")]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from k3ctl.errors import UsageError
-from k3ctl.telemetry import recording
+from k3ctl.telemetry import recording, rules
 from k3ctl.telemetry.events import (
     BenchReported,
     Event,
@@ -20,8 +20,10 @@ from k3ctl.telemetry.events import (
 )
 from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.reducer import reduce_all
+from k3ctl.telemetry.reference import Deployment
+from k3ctl.telemetry.view import build
 from k3ctl.telemetry.witness import StepCount, StepKey, WorkerPage
-from tests.telemetry.feeding import URL, fixture_page, read
+from tests.telemetry.feeding import FIXTURES, URL, fixture_page, read
 
 WORKER = WorkerPage(
     rank=0,
@@ -50,8 +52,11 @@ OTHERS: list[Event] = [
 ]
 
 
+DEPLOYMENT = Deployment("b300-tp8", "b300", 8, 7, "dspark")
+
+
 def record(path: Path, events: list[Event]) -> None:
-    recorder = recording.Recorder(path)
+    recorder = recording.Recorder(path, DEPLOYMENT)
     for event in events:
         recorder.write(event)
     recorder.close()
@@ -67,6 +72,7 @@ def test_every_kind_of_event_survives_the_round_trip(tmp_path: Path) -> None:
     record(tmp_path / "r.jsonl", events)
     again = recording.read(tmp_path / "r.jsonl")
     assert list(again.events) == events
+    assert again.deployment == DEPLOYMENT
     assert reduce_all(again.events) == reduce_all(events)
 
 
@@ -130,3 +136,31 @@ def test_a_full_disk_ends_the_recording_and_nothing_else() -> None:
     recorder.write(read(1.0, generation_tokens_total=1))
     assert "recording stopped" in recorder.error
     recorder.close()
+
+
+def test_a_repeated_failure_is_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    down = [FeedFailed(float(t), "node0", "gpus", "no driver") for t in range(5)]
+    back = [GpusRead(6.0, "node0", ()), FeedFailed(7.0, "node0", "gpus", "no driver")]
+    gaps = [FeedFailed(8.0 + t, URL, "metrics", "refused") for t in range(3)]
+    record(path, [*down, *back, *gaps])
+    assert [event.t for event in recording.read(path).events] == [0.0, 6.0, 7.0, 8.0, 9.0, 10.0]
+
+
+def test_the_recording_of_a_real_cpu_server_reads_as_it_was() -> None:
+    """75 s of `k3ctl serve --profile cpu-tiny` (vLLM 0.33.0, CPU) under one to five clients."""
+    recorded = recording.read(FIXTURES / "recording-cpu-tiny.jsonl")
+    view = rules.judge(build(reduce_all(recorded.events), recorded.end))
+    assert (recorded.skipped_lines, view.servers[0].model, view.servers[0].state) == (0, "k3-tiny", "up")
+    assert (view.path.backend, view.path.known_build, view.path.platform) == (
+        "latency_specialized",
+        True,
+        "cpu",
+    )
+    assert view.path.engagement == pytest.approx(0.91, abs=0.02)
+    assert view.load.acceptance is not None
+    assert view.golden is None
+    assert (view.load.draft_tokens, round(view.load.acceptance.length, 1)) == (3, 1.4)
+    assert view.load.totals["generation_tokens"] > 2000
+    assert {stage.stage for stage in view.stages} >= {"weights", "cache", "ready"}
+    assert view.alerts == ()

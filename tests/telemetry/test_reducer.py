@@ -168,6 +168,12 @@ def test_a_witness_share_counts_decode_and_mixed_steps_only() -> None:
     assert view.alerts == ()
 
 
+def test_a_window_of_prefills_only_falls_back_to_the_whole_life() -> None:
+    view = look([witnessed(0, 90, 10, 0), witnessed(10, 90, 10, 5)], 10)
+    assert view.path.basis == "since start"
+    assert view.path.engagement == pytest.approx(0.9)
+
+
 def test_a_path_that_engaged_before_and_does_not_now_is_lost() -> None:
     view = look([witnessed(0, 5000, 10, 0), witnessed(10, 5001, 60, 0)], 10)
     assert [alert.rule for alert in view.alerts] == ["path-lost"]

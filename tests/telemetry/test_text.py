@@ -8,7 +8,7 @@ import pytest
 
 from k3ctl.telemetry import text
 from k3ctl.telemetry.histogram import Quantile
-from k3ctl.telemetry.reference import Deployment, golden_rates, step_anchor
+from k3ctl.telemetry.reference import Deployment, golden, golden_rates, step_anchor
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,16 @@ def test_sizes_and_bandwidth_carry_units() -> None:
 def test_golden_rates_are_the_increments_of_the_golden_curve() -> None:
     assert golden_rates(7) == (0.85, 0.66, 0.49, 0.36, 0.26, 0.13, 0.09)
     assert 1 + sum(golden_rates(7)) == pytest.approx(3.84)
+
+
+def test_the_golden_curve_is_for_dspark_on_the_real_model() -> None:
+    found = golden(Deployment(speculator="dspark"), "cuda", 7)
+    assert found is not None
+    assert found.length == 3.84
+    assert golden(Deployment(), "", 7) == found
+    assert golden(Deployment(speculator="mtp"), "cuda", 3) is None
+    assert golden(Deployment(), "cpu", 3) is None
+    assert golden(Deployment(), "", 9) is None
 
 
 def test_step_anchors_are_the_published_ones_and_only_for_what_was_published() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from k3ctl.telemetry.events import (
     BenchReported,
@@ -20,7 +20,7 @@ from k3ctl.telemetry.events import (
     StageChanged,
     WitnessRead,
 )
-from k3ctl.telemetry.gpus import GpuSample
+from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.prometheus import Page, Series
 from k3ctl.telemetry.reference import Deployment
 from k3ctl.telemetry.witness import WorkerPage
@@ -30,7 +30,7 @@ START = 1_795_960_800.0
 
 SECONDS = 300
 URL = "http://127.0.0.1:8000"
-DEPLOYMENT = Deployment("gb300-tp16", "gb300", 16, 7)
+DEPLOYMENT = Deployment("gb300-tp16", "gb300", 16, 7, "dspark")
 GOLDEN = (0.84, 0.66, 0.50, 0.36, 0.24, 0.15, 0.09)
 TTFT_EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, math.inf)
 ITL_EDGES = (0.001, 0.002, 0.003, 0.005, 0.01, 0.015, 0.02, 0.05, 0.1, math.inf)
@@ -249,7 +249,7 @@ def stalled() -> list[Event]:
         "no token for 35 s, all ranks in a collective",
         "py-spy dump",
     )
-    return [*events, incident]
+    return sorted([*events, incident], key=lambda event: event.t)
 
 
 def not_engaged() -> list[Event]:
@@ -283,6 +283,23 @@ def no_gpu() -> list[Event]:
     return stream(healthy_second, gpu=lambda second: FeedFailed(START + second, "laptop", "gpus", reason))
 
 
+def throttled() -> list[Event]:
+    hot = GpuFinding(
+        "clock.hw-thermal-slowdown",
+        "fail",
+        "Hardware slows the GPU down: temperature",
+        "clock event reasons 0x40, 94 °C",
+        "check airflow or coolant and the inlet temperature of this slot",
+        "GPU 2",
+    )
+
+    def reading(second: int) -> GpusRead:
+        special = {"sm_mhz": 1120, "temperature_c": 94, "power_w": 612.0, "throttle": ("HW thermal",)}
+        return replace(gpus(second, **special), findings=(hot,))
+
+    return stream(healthy_second, gpu=reading)
+
+
 SCENARIOS: dict[str, Callable[[], list[Event]]] = {
     "healthy": healthy,
     "stalled": stalled,
@@ -290,5 +307,6 @@ SCENARIOS: dict[str, Callable[[], list[Event]]] = {
     "acceptance-collapse": acceptance_collapse,
     "restarting": restarting,
     "no-gpu": no_gpu,
+    "throttled": throttled,
 }
 END = START + SECONDS

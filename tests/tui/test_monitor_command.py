@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from k3ctl.telemetry import recording
+from k3ctl.telemetry.events import MetricsRead
 from tests.telemetry.feeding import FIXTURES
 from tests.telemetry.test_scrape import send, serving
 from tests.tui.scenarios import healthy, stalled
@@ -158,12 +159,13 @@ def test_live_lines_and_a_recording_until_interrupted(tmp_path: Path) -> None:
             [*command, "--record", str(path)], stdout=subprocess.PIPE, text=True, env=environment(tmp_path)
         )
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(3)]
+        lines = iter(process.stdout.readline, "")
+        serving_line = next(line for line in lines if "running 1" in line)
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
         process.stdout.close()
-    assert all("running 1" in line for line in lines[1:])
-    assert len(recording.read(path).events) >= 3
+    assert "AL 3.84" in serving_line
+    assert any(isinstance(event, MetricsRead) for event in recording.read(path).events)
 
 
 def test_on_a_terminal_it_is_a_screen_and_q_leaves_with_0(tmp_path: Path, recorded: Any) -> None:

@@ -20,7 +20,7 @@ from tests.tui.scenarios import DEPLOYMENT, END, SCENARIOS
 
 MODES = [name for name, _ in TABS]
 SIZES = {"120x36": (120, 36), "80x24": (80, 24)}
-CASES = [(scenario, "120x36") for scenario in SCENARIOS] + [("healthy", "80x24")]
+CASES = [(scenario, "120x36") for scenario in SCENARIOS if scenario != "throttled"] + [("healthy", "80x24")]
 
 
 @functools.cache

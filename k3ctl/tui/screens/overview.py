@@ -7,7 +7,6 @@ from textual.containers import Horizontal
 from textual.content import Content
 
 from k3ctl.telemetry.measures import Latency
-from k3ctl.telemetry.reference import GOLDEN_ACCEPTANCE_LENGTH
 from k3ctl.telemetry.text import UNKNOWN, bucket, count, number, percent, seconds
 from k3ctl.telemetry.view import Load, PathView, ServerView, View
 from k3ctl.telemetry.witness import REASONS, by_reason
@@ -15,6 +14,9 @@ from k3ctl.tui.screens.base import MonitorScreen
 from k3ctl.tui.widgets.bars import bar
 from k3ctl.tui.widgets.chart import TimeChart
 from k3ctl.tui.widgets.panel import Panel, Tile
+
+SEQUENCES = ("full sequences", "sequences", "seqs")
+"""What the cache holds, of the model's full length; the longest name that fits."""
 
 _LATENCIES = (("TTFT", "ttft"), ("ITL", "itl"), ("queue", "queue"), ("e2e", "e2e"))
 
@@ -75,8 +77,9 @@ class OverviewScreen(MonitorScreen):
         ]
         if load.kv_sequences and load.kv_usage is not None:
             held = load.kv_usage * load.kv_sequences
-            unit = "full sequences" if kv.inner_width >= 26 else "seqs"
-            lines.append(_muted(f"{held:.1f} of {load.kv_sequences:.1f} {unit}"))
+            text = f"{held:.1f} of {load.kv_sequences:.1f}"
+            unit = next((u for u in SEQUENCES if len(text) + len(u) < kv.inner_width), SEQUENCES[-1])
+            lines.append(_muted(f"{text} {unit}"))
         kv.show(usage, "% full", *lines)
 
 
@@ -115,7 +118,7 @@ def _health_lines(view: View, width: int) -> list[Content | str]:
     done = sum(load.finished_recent.values())
     rows = [
         ("path", _path_line(path, wide) if path.basis else f"unknown: {path.absence}"),
-        ("accepted", _acceptance_line(load, wide)),
+        ("accepted", _acceptance_line(view, wide)),
         ("prefix hit", percent(load.prefix_hit_share) + (" of prompt tokens" if wide else "")),
         ("preempted", f"{count(load.recent.get('preemptions'))}{window}"),
         ("finished", f"{count(done)}{window if wide else ''}, {count(failed)} failed" if window else UNKNOWN),
@@ -130,12 +133,12 @@ def _path_line(path: PathView, wide: bool) -> str:
     return f"{percent(path.engagement)} specialized{why}"
 
 
-def _acceptance_line(load: Load, wide: bool) -> str:
-    if load.acceptance is None:
-        return "no speculation" if load.totals else UNKNOWN
-    golden = GOLDEN_ACCEPTANCE_LENGTH.get(load.acceptance.draft_tokens)
-    against = f", golden {golden:.2f}" if golden and wide else ""
-    return f"{load.acceptance.length:.2f} tokens a step{against}"
+def _acceptance_line(view: View, wide: bool) -> str:
+    data = view.load.acceptance
+    if data is None:
+        return "no speculation" if view.load.totals else UNKNOWN
+    against = f", golden {view.golden.length:.2f}" if view.golden and wide else ""
+    return f"{data.length:.2f} tokens a step{against}"
 
 
 def _engine_row(server: ServerView) -> tuple[str, str]:

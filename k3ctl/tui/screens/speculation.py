@@ -7,7 +7,7 @@ from textual.containers import Horizontal
 from textual.content import Content
 
 from k3ctl.telemetry.measures import Acceptance
-from k3ctl.telemetry.reference import GOLDEN_ACCEPTANCE_LENGTH, GOLDEN_SOURCE, golden_rates
+from k3ctl.telemetry.reference import GOLDEN_SOURCE, Golden
 from k3ctl.telemetry.rules import ARTEFACT_FACTOR, COLLAPSED_LENGTH
 from k3ctl.telemetry.text import UNKNOWN, count, number, percent
 from k3ctl.telemetry.view import View
@@ -34,28 +34,28 @@ class SpeculationScreen(MonitorScreen):
     def show_body(self, view: View) -> None:
         """Redraw."""
         data = view.load.acceptance
-        golden = GOLDEN_ACCEPTANCE_LENGTH.get(data.draft_tokens) if data else None
         caption = [f"of at most {data.draft_tokens + 1}" if data else "no drafts counted"]
-        caption += [f"golden {golden:.2f}"] if golden else []
+        caption += [f"golden {view.golden.length:.2f}"] if view.golden else []
         self.query_one("#length", Tile).show(
             f"{data.length:.2f}" if data else UNKNOWN, "tokens/step", *caption
         )
         positions = self.query_one("#positions", Panel)
-        positions.show(*_position_lines(data, positions.inner_width))
+        positions.show(*_position_lines(view, positions.inner_width))
         plot = self.query_one("#length-plot", TimeChart)
         plot.show([(p.t, p.acceptance_length) for p in view.history], view.now)
         verdict = self.query_one("#verdict", Panel)
-        verdict.show(*_verdict_lines(view, data, verdict.inner_width))
+        verdict.show(*_verdict_lines(view, verdict.inner_width))
 
 
-def _position_lines(data: Acceptance | None, width: int) -> list[Content | str]:
+def _position_lines(view: View, width: int) -> list[Content | str]:
+    data = view.load.acceptance
     if data is None:
         return [
             Content.styled(
                 "this server counts no drafts: speculation is off or has not run yet", "$secondary"
             )
         ]
-    golden = golden_rates(data.draft_tokens)
+    golden = view.golden.rates if view.golden else ()
     bar_width = max(8, width - 24)
     lines: list[Content | str] = []
     for position, rate in enumerate(data.rates):
@@ -74,10 +74,11 @@ def _position_lines(data: Acceptance | None, width: int) -> list[Content | str]:
     return lines
 
 
-def _verdict_lines(view: View, data: Acceptance | None, width: int) -> list[Content | str]:
+def _verdict_lines(view: View, width: int) -> list[Content | str]:
+    data = view.load.acceptance
     if data is None:
         return [Content.styled("nothing to judge", "$secondary")]
-    word, style, why = _verdict(data)
+    word, style, why = _verdict(data, view.golden)
     load = view.load
     drafted = load.totals.get("draft_tokens")
     accepted = load.totals.get("accepted_tokens")
@@ -95,8 +96,7 @@ def _verdict_lines(view: View, data: Acceptance | None, width: int) -> list[Cont
     ]
 
 
-def _verdict(data: Acceptance) -> tuple[str, str, str]:
-    golden = GOLDEN_ACCEPTANCE_LENGTH.get(data.draft_tokens)
+def _verdict(data: Acceptance, golden: Golden | None) -> tuple[str, str, str]:
     if data.looks_synthetic:
         return (
             "SYNTHETIC suspected",
@@ -110,14 +110,14 @@ def _verdict(data: Acceptance) -> tuple[str, str, str]:
             "almost nothing is accepted: each step pays for drafts it throws away",
         )
     if golden is None:
-        return "no golden curve", "$secondary", f"nobody published acceptance for K={data.draft_tokens}"
-    if data.length > golden * ARTEFACT_FACTOR:
+        return "no golden curve", "$secondary", "published acceptance is for DSpark on Kimi K3, K=1 to 8"
+    if data.length > golden.length * ARTEFACT_FACTOR:
         return (
             "above golden",
             "$text-warning",
             "repeated or random prompts do this; not comparable with published figures",
         )
-    if data.length < 0.6 * golden:
+    if data.length < 0.6 * golden.length:
         return (
             "below golden",
             "$text-warning",

@@ -24,6 +24,9 @@ Samples = Sequence[tuple[float, float | None]]
 CARRY_S = 10.0
 """How long a value stands when no newer point comes."""
 
+LABEL_WIDTH = 6
+"""Cells of the value labels and the axis: ``22.5k`` and a line."""
+
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _RUNS = re.compile(r"f+|e+| +")
 _FILL, _EDGE, _AXIS = "chart--fill", "chart--edge", "chart--axis"
@@ -46,10 +49,11 @@ class TimeChart(Widget):
     def show(self, samples: Samples, now: float) -> None:
         """Redraw if any column changed."""
         recent = [point for point in samples if point[0] >= now - self._span_s]
-        highest = max((value for _, value in recent if value is not None), default=0.0)
-        ceiling = self._top or nice_ceiling(highest)
         height = self.size.height - 2
-        columns = resample(recent, now, self._span_s, max(1, self.size.width - _label_width(ceiling)))
+        columns = resample(recent, now, self._span_s, max(1, self.size.width - LABEL_WIDTH))
+        ceiling = self._top or nice_ceiling(
+            max((value for value in columns if value is not None), default=0.0)
+        )
         if (columns, ceiling, height) != (self._columns, self._ceiling, len(self._rows)):
             self._columns, self._ceiling = columns, ceiling
             self._rows = area(columns, ceiling, height)
@@ -59,16 +63,15 @@ class TimeChart(Widget):
         """One row: the plot area, then the axis and its labels."""
         height = self.size.height - 2
         axis = self.get_component_rich_style(_AXIS)
-        label_width = _label_width(self._ceiling)
         if height < 1 or height != len(self._rows):
             return Strip.blank(self.size.width, self.rich_style)
         if y < height:
             label = _value_label(y, height, self._ceiling)
-            head = Segment(f"{label:>{label_width - 1}}{'┤' if label else '│'}", axis)
+            head = Segment(f"{label:>{LABEL_WIDTH - 1}}{'┤' if label else '│'}", axis)
             return Strip([head, *self._plot(*self._rows[y])])
         if y == height:
-            return Strip([Segment(" " * (label_width - 1) + "└" + "─" * len(self._columns), axis)])
-        return Strip([Segment(" " * label_width + _time_labels(self._span_s, len(self._columns)), axis)])
+            return Strip([Segment(" " * (LABEL_WIDTH - 1) + "└" + "─" * len(self._columns), axis)])
+        return Strip([Segment(" " * LABEL_WIDTH + _time_labels(self._span_s, len(self._columns)), axis)])
 
     def _plot(self, cells: str, kinds: str) -> list[Segment]:
         """Segments of a row; full cells carry their colour as background too, so that rows join."""
@@ -137,10 +140,6 @@ def _value_label(y: int, height: int, ceiling: float) -> str:
         if y == round(part * height / parts):
             return _short(ceiling * (parts - part) / parts)
     return ""
-
-
-def _label_width(ceiling: float) -> int:
-    return max(len(_short(ceiling * share)) for share in (1.0, 0.75, 0.5, 0.25)) + 1
 
 
 def _time_labels(span_s: float, width: int) -> str:

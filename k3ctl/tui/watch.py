@@ -1,0 +1,79 @@
+"""What to watch: the runs of this machine, the feeds of servers, runs, benchmark and GPUs, and what is served."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from k3ctl.engine import rundir
+from k3ctl.engine.rundir import Run
+from k3ctl.errors import K3Error
+from k3ctl.profiles import loader
+from k3ctl.profiles.resolve import resolve
+from k3ctl.telemetry.reference import Deployment
+from k3ctl.telemetry.scrape import base_url
+from k3ctl.tui.gpu_source import GpuFeed
+from k3ctl.tui.run_source import RunFeed
+from k3ctl.tui.sources import BenchFeed, Feed, server_feeds
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def runs(urls: Sequence[str], run: str | None) -> list[Run]:
+    """The runs of this machine to watch: the named one, those behind the URLs, else the one that is live.
+
+    Raises UsageError for a run or an address that does not exist.
+    """
+    if run is not None:
+        return [rundir.find(run)]
+    if not urls:
+        live = rundir.latest_live()
+        return [live] if live else []
+    found = []
+    for url in map(base_url, urls):
+        with contextlib.suppress(K3Error):
+            found.append(rundir.find(url))
+    return found
+
+
+def feeds(
+    urls: Sequence[str], watched: Sequence[Run], *, interval_s: float, bench: Path | None, gpus: bool
+) -> list[Feed]:
+    """The feeds of these servers and runs; without either, of a server at DEFAULT_URL."""
+    servers = [base_url(url) for url in urls or [run.url for run in watched] or [DEFAULT_URL]]
+    chosen: list[Feed] = [
+        feed for server in dict.fromkeys(servers) for feed in server_feeds(server, interval_s)
+    ]
+    chosen += [RunFeed(run.dir) for run in watched]
+    if bench is not None:
+        chosen.append(BenchFeed(bench))
+    if gpus:
+        chosen.append(GpuFeed())
+    return chosen
+
+
+def deployment(profile: str | None, watched: Sequence[Run]) -> Deployment:
+    """What is served: the named profile's, else a run's; unknown where neither says."""
+    if profile is not None:
+        return described(profile)
+    for run in watched:
+        with contextlib.suppress(K3Error):
+            return described(run.profile)
+    return Deployment()
+
+
+def described(profile: str) -> Deployment:
+    """What a profile serves. Raises UsageError for an unknown profile."""
+    resolved = resolve(loader.load(profile), environ=os.environ)
+    gpu = resolved.profile.requires.gpu
+    drafts = resolved.get("speculative_config.num_speculative_tokens")
+    parallel = resolved.args.get("tensor_parallel_size")
+    return Deployment(
+        name=resolved.profile.name,
+        gpu=gpu[0].lower() if gpu else "",
+        tensor_parallel=int(parallel) if parallel is not None else None,
+        draft_tokens=int(drafts) if drafts is not None else None,
+        speculator=str(resolved.get("speculative_config.method", "")),
+    )
