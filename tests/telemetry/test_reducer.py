@@ -244,3 +244,20 @@ def test_unknown_values_stay_unknown() -> None:
     assert view.load.prefix_hit_share is None
     assert view.load.ttft is None
     assert look([], 0) == rules.judge(build(State(), 0))
+
+
+def test_the_documentation_lists_every_alert_as_it_is() -> None:
+    page_text = (FIXTURES.parent.parent / "docs" / "how-to" / "monitor.md").read_text()
+    for rule_id, rule in rules.RULES.items():
+        source = f" ({rule.source})" if rule.source else ""
+        assert f"| `{rule_id}` | {rule.severity} | {rule.meaning}{source} |" in page_text
+
+
+def test_every_alert_of_the_fixtures_is_declared_or_one_of_doctors() -> None:
+    fired = set()
+    for fixture in sorted(FIXTURES.glob("metrics-*.prom")):
+        fired |= {
+            alert.rule for alert in look([MetricsRead(100.0, URL, fixture_page(fixture.name))], 101).alerts
+        }
+    assert len(fired) >= 7
+    assert fired <= set(rules.RULES)
