@@ -1,0 +1,126 @@
+"""Timing kernels: graph replay over rotating buffers, contenders interleaved, results as JSON lines.
+
+A contender is a list of calls, one per buffer set. All calls are captured into one CUDA graph, so launch cost on
+the host is not measured, and consecutive calls touch different memory, so nothing but what a real step would find
+there sits in the L2 cache. Programmatic dependent launch stays active inside the graph, for every contender that
+uses it. Replays of all contenders alternate, so that clock and temperature drift hit them alike.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+SCHEMA = "k3.kernel_bench/1"
+L2_BYTES = 60e6  # H200; buffer sets together exceed it twice
+H200_BYTES_PER_S = 4.3e12  # large device-to-device copy, read + write, measured
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Per-call time of one contender over all replays, in µs."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+    replays: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """One contender on one case: what is appended to `docs/log/*.jsonl`."""
+
+    op: str
+    case: dict
+    contender: str
+    timing: Timing
+    moved_bytes: int
+    note: str = ""
+    machine: dict = field(default_factory=dict)
+
+    def line(self) -> str:
+        """The JSON line, with bandwidth and the share of the byte floor."""
+        floor_us = self.moved_bytes / H200_BYTES_PER_S * 1e6
+        data = {"schema": SCHEMA, **asdict(self)}
+        data["gb_s"] = round(self.moved_bytes / self.timing.median_us / 1e3, 1)
+        data["floor_us"] = round(floor_us, 3)
+        data["of_floor"] = round(floor_us / self.timing.median_us, 4)
+        return json.dumps(data)
+
+
+def buffer_sets(bytes_per_set: int, most: int = 512) -> int:
+    """How many buffer sets keep the L2 cache cold: at least 8, together at least twice its size if possible."""
+    return max(8, min(most, int(2 * L2_BYTES // max(bytes_per_set, 1)) + 1))
+
+
+def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    """Run every call once, then capture all of them in order into one graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                call()
+    return graph
+
+
+def measure(contenders: dict[str, Sequence[Call]], *, min_calls: int = 64, rounds: int = 15) -> dict[str, Timing]:
+    """Per-call times of all contenders, measured in `rounds` alternating replays after two unmeasured ones."""
+    graphs, counts, samples = {}, {}, {name: [] for name in contenders}
+    for name, calls in contenders.items():
+        repeated = list(calls) * -(-min_calls // len(calls))
+        graphs[name], counts[name] = capture(repeated), len(repeated)
+    for number in range(rounds + 2):
+        pending = []
+        for name, graph in graphs.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graph.replay()
+            end.record()
+            pending.append((name, begin, end))
+        torch.cuda.synchronize()
+        if number >= 2:
+            for name, begin, end in pending:
+                samples[name].append(begin.elapsed_time(end) * 1e3 / counts[name])
+    return {
+        name: Timing(statistics.median(times), min(times), max(times), len(times)) for name, times in samples.items()
+    }
+
+
+def machine() -> dict:
+    """GPU, driver, versions and commit of this measurement."""
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    versions = {}
+    for package in ("torch", "triton", "nvidia-cutlass-dsl", "vllm"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    commit = os.environ.get("K3_COMMIT") or subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {"gpu": torch.cuda.get_device_name(), "driver": driver, "commit": commit, "versions": versions}
+
+
+def append(path: Path, results: Sequence[Result]) -> None:
+    """Append results to a JSON-lines log."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as log:
+        for result in results:
+            log.write(result.line() + "\n")

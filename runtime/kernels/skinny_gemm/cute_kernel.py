@@ -1,0 +1,280 @@
+"""Weight-streaming GEMM for few rows: `out[m, n] = sum_k x[m, k] w[n, k]`, M ≤ 64 (device code).
+
+The weight is read once at the speed of device memory and everything else hides behind that. A CTA owns `tile`
+weight rows and all tokens. Each of its warps owns every `warps`-th 64-column block of K and a private ring of
+shared-memory slots that the copy engine (TMA, 128-byte swizzle) fills; the warp that has consumed a slot requests
+the next block itself, so the main loop has no CTA barrier and no producer warp. Weights are the M side of
+mma.m16n8k16 and tokens the N side, padded to 8. The rings are filled with weights before the dependency wait: in
+a chain of kernels they stream while the predecessor finishes.
+
+Partial sums are added over warps, then over the `splits` CTAs of a cluster that share a tile, always in the same
+order: a row's bits depend on (warps, splits) alone, not on the other rows.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+
+from runtime.kernels.common.cute_ops import (
+    WARP,
+    bf16_high,
+    bf16_low,
+    load_shared_words,
+    mma_bf16,
+    pack,
+    push,
+    sigmoid,
+    store_bf16,
+    store_floats,
+    wait_pushes,
+)
+
+BLOCK = 64  # columns of K in a slot: one 128-byte swizzled row
+ROW_BYTES = BLOCK * 2
+
+
+class SkinnyGemm:
+    """One launch of the operator; the constructor's arguments are compile-time.
+
+    k: columns of the weight. tile: weight rows of a CTA (a multiple of 16). tokens: M rounded up to 8, 16, 32
+    or 64. warps: per CTA. depth: slots in a warp's ring. splits: CTAs that share a tile, each with a part of K.
+    epilogue: "bf16", "fp32", or "situ" (first half of the weight's rows is gate, second half up; BF16 out).
+    """
+
+    def __init__(self, k, tile, tokens, warps, depth, splits, epilogue, situ_beta=4.0, situ_linear_beta=25.0):
+        self.k, self.tile, self.tokens = k, tile, tokens
+        self.warps, self.depth, self.splits, self.epilogue = warps, depth, splits, epilogue
+        self.situ_beta, self.situ_linear_beta = situ_beta, situ_linear_beta
+        self.threads = warps * WARP
+        self.blocks = k // BLOCK // splits // warps  # of a warp
+        self.halves = 2 if epilogue == "situ" else 1  # row ranges of the weight in one tile
+        self.w_rows = tile // self.halves
+        self.slot_bytes = (tile + tokens) * ROW_BYTES
+        self.share = tokens // splits  # tokens whose sums a CTA of the cluster finishes
+
+    @cute.jit
+    def __call__(self, x, w, out, stream):
+        """x [M, K] BF16, w [N, K] BF16, out [M, N] (N / 2 columns for "situ")."""
+        w_tile, x_tile = self._slot_layout(self.w_rows), self._slot_layout(self.tokens)
+        w_copy, w_map = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileG2SOp(), w, w_tile, (self.w_rows, BLOCK)
+        )
+        x_copy, x_map = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileG2SOp(), x, x_tile, (self.tokens, BLOCK)
+        )
+        tiles = cute.ceil_div(w.shape[0], self.tile)
+        self.kernel(w_copy, w_map, x_copy, x_map, out).launch(
+            grid=(self.splits, tiles, 1),
+            block=(self.threads, 1, 1),
+            cluster=(self.splits, 1, 1),
+            stream=stream,
+            use_pdl=True,
+        )
+
+    def _slot_layout(self, rows):
+        return cute.make_composed_layout(
+            cute.make_swizzle(3, 4, 3), 0, cute.make_layout((rows, BLOCK), stride=(BLOCK, 1))
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        w_copy: cute.CopyAtom,
+        w_map: cute.Tensor,
+        x_copy: cute.CopyAtom,
+        x_map: cute.Tensor,
+        out: cute.Tensor,
+    ):
+        part, tile, _ = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        lane, warp = thread % WARP, cute.arch.make_warp_uniform(thread // WARP)
+        smem = cutlass.utils.SmemAllocator()
+        slots = self.warps * self.depth
+        w_ring = self._array(smem, BFloat16, slots * self.tile * BLOCK, 1024)
+        x_ring = self._array(smem, BFloat16, slots * self.tokens * BLOCK, 1024)
+        mailbox = self._array(smem, Float32, self.tile * self.tokens if self.splits > 1 else 4, 16)
+        full = self._array(smem, cutlass.Uint64, slots + 1, 8)
+        mine = full + warp * self.depth
+        if lane == 0:
+            for slot in cutlass.range_constexpr(self.depth):
+                cute.arch.mbarrier_init(mine + slot, 1)
+            if cutlass.const_expr(self.splits > 1):
+                if warp == 0:
+                    cute.arch.mbarrier_init(full + slots, 1)
+                    cute.arch.mbarrier_arrive_and_expect_tx(full + slots, self.tile * self.tokens * 4)
+            cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(self.splits > 1):
+            cute.arch.cluster_arrive_relaxed()
+        cute.arch.sync_warp()
+
+        first = part * (self.k // BLOCK // self.splits) + warp
+        w_requests = self._requests(w_copy, w_map, w_ring, self.w_rows, self.halves)
+        x_requests = self._requests(x_copy, x_map, x_ring, self.tokens, 1)
+        cute.arch.griddepcontrol_launch_dependents()
+        ahead: cutlass.Constexpr = min(self.depth, self.blocks)
+        for slot in cutlass.range_constexpr(ahead):
+            self._arm(mine + slot)
+            self._request_w(w_copy, w_requests, tile, first + slot * self.warps, warp * self.depth + slot, mine + slot)
+        cute.arch.griddepcontrol_wait()
+        for slot in cutlass.range_constexpr(ahead):
+            self._request_x(x_copy, x_requests, first + slot * self.warps, warp * self.depth + slot, mine + slot)
+
+        sums = cute.make_rmem_tensor((self.tile // 16, self.tokens // 8, 4), Float32)
+        sums.fill(0)
+        slot, phase = Int32(0), Int32(0)
+        for i in cutlass.range(self.blocks, unroll=1):
+            at = warp * self.depth + slot
+            cute.arch.mbarrier_wait(mine + slot, phase)
+            self._multiply(w_ring + at * (self.tile * BLOCK), x_ring + at * (self.tokens * BLOCK), sums, lane)
+            cute.arch.sync_warp()
+            if i + self.depth < self.blocks:
+                block = first + (i + self.depth) * self.warps
+                self._arm(mine + slot)
+                self._request_w(w_copy, w_requests, tile, block, at, mine + slot)
+                self._request_x(x_copy, x_requests, block, at, mine + slot)
+            slot += 1
+            if slot == self.depth:
+                slot, phase = Int32(0), phase ^ 1
+
+        cute.arch.sync_threads()  # the rings are free: they now hold the warps' partial sums
+        partial = cute.recast_ptr(w_ring, dtype=Float32)
+        self._spill(sums, partial, warp, lane)
+        cute.arch.sync_threads()
+        if cutlass.const_expr(self.splits > 1):
+            cute.arch.cluster_wait()
+            self._exchange(partial, mailbox, full + slots, part, thread)
+            wait_pushes(full + slots)
+            self._finish(mailbox, self.splits, self.share * self.tile, part * self.share, self.share, out, tile, thread)
+        else:
+            self._finish(partial, self.warps, self.tokens * self.tile, 0, self.tokens, out, tile, thread)
+
+    def _array(self, smem, element, count, align):
+        """Pointer to `count` elements of shared memory."""
+        return smem.allocate_tensor(element, cute.make_layout(count), align).iterator
+
+    # ---- loads -------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _requests(self, copy, tensor_map, ring, rows, halves):
+        """The partitioned (shared, global) views of one operand: [tile rows × 64 | tile, block]."""
+        slots = self.warps * self.depth * halves
+        layout = cute.make_layout((rows, BLOCK, slots), stride=(BLOCK, 1, rows * BLOCK))
+        swizzled = cute.recast_ptr(ring, cute.make_swizzle(3, 4, 3), dtype=BFloat16)
+        shared = cute.make_tensor(swizzled, layout)
+        tiled = cute.local_tile(tensor_map, (rows, BLOCK), (None, None))
+        return cpasync.tma_partition(
+            copy, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiled, 0, 2)
+        )
+
+    @cute.jit
+    def _arm(self, barrier):
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.slot_bytes)
+
+    @cute.jit
+    def _request_w(self, copy, requests, tile, block, slot, barrier):
+        shared, source = requests
+        for half in cutlass.range_constexpr(self.halves):
+            rows = tile
+            if cutlass.const_expr(self.halves == 2):
+                rows = tile + half * cute.arch.grid_dim()[1]
+            cute.copy(copy, source[None, rows, block], shared[None, slot * self.halves + half], tma_bar_ptr=barrier)
+
+    @cute.jit
+    def _request_x(self, copy, requests, block, slot, barrier):
+        shared, source = requests
+        cute.copy(copy, source[None, 0, block], shared[None, slot], tma_bar_ptr=barrier)
+
+    # ---- arithmetic --------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _multiply(self, w_slot, x_slot, sums, lane):
+        """Add one 64-column block: lane (g, t) holds the 16-byte chunks 2 t and 2 t + 1 of rows g mod 8."""
+        g, t = lane // 4, lane % 4
+        for half in cutlass.range_constexpr(2):
+            chunk = ((2 * t + half) ^ g) * 8 + g * BLOCK  # elements; the swizzle is the exclusive or
+            tokens = [load_shared_words(x_slot + chunk + 8 * n * BLOCK) for n in range(self.tokens // 8)]
+            for m in cutlass.range_constexpr(self.tile // 16):
+                low = load_shared_words(w_slot + chunk + 16 * m * BLOCK)
+                high = load_shared_words(w_slot + chunk + (16 * m + 8) * BLOCK)
+                for n in cutlass.range_constexpr(self.tokens // 8):
+                    total = tuple(sums[m, n, j] for j in range(4))
+                    for step in cutlass.range_constexpr(2):
+                        a, b = 2 * step, 2 * step + 1
+                        total = mma_bf16(
+                            (low[a], high[a], low[b], high[b]), (tokens[n][a], tokens[n][b]), total
+                        )
+                    for j in cutlass.range_constexpr(4):
+                        sums[m, n, j] = total[j]
+
+    @cute.jit
+    def _spill(self, sums, partial, warp, lane):
+        """Write this warp's sums as [warp][token][row]."""
+        base = partial + warp * (self.tokens * self.tile)
+        for m in cutlass.range_constexpr(self.tile // 16):
+            for n in cutlass.range_constexpr(self.tokens // 8):
+                for j in cutlass.range_constexpr(4):
+                    token, row = 8 * n + 2 * (lane % 4) + j % 2, 16 * m + lane // 4 + 8 * (j // 2)
+                    self._element(base, token, row)[0] = sums[m, n, j]
+
+    @cute.jit
+    def _element(self, base, token, row):
+        return cute.make_tensor(base + token * self.tile + row, cute.make_layout(1))
+
+    @cute.jit
+    def _add(self, base, count: cutlass.Constexpr, stride: cutlass.Constexpr):
+        """Sum of `count` FP32 values `stride` apart, in order."""
+        total = Float32(0)
+        for i in cutlass.range_constexpr(count):
+            total += cute.make_tensor(base + i * stride, cute.make_layout(1))[0]
+        return total
+
+    @cute.jit
+    def _exchange(self, partial, mailbox, barrier, part, thread):
+        """Send each token's sums to the CTA of the cluster that finishes the token: [sender][token][row]."""
+        size: cutlass.Constexpr = self.tokens * self.tile
+        for step in cutlass.range_constexpr(cute.ceil_div(size, self.threads)):
+            element = step * self.threads + thread
+            if element < size:
+                owner = element // (self.share * self.tile)
+                value = self._add(partial + element, self.warps, size)
+                place = part * (self.share * self.tile) + element - owner * (self.share * self.tile)
+                push(mailbox + place, value, barrier, owner)
+
+    @cute.jit
+    def _finish(
+        self,
+        base,
+        count: cutlass.Constexpr,
+        stride: cutlass.Constexpr,
+        first_token,
+        tokens: cutlass.Constexpr,
+        out,
+        tile,
+        thread,
+    ):
+        """Add the last partial sums, apply the epilogue and store; rows are contiguous across threads."""
+        width: cutlass.Constexpr = self.tile // self.halves
+        for step in cutlass.range_constexpr(cute.ceil_div(tokens * width, self.threads)):
+            element = step * self.threads + thread
+            token, row = element // width, element % width
+            column = tile * width + row
+            if (element < tokens * width) & (first_token + token < out.shape[0]) & (column < out.shape[1]):
+                value = self._add(base + token * self.tile + row, count, stride)
+                place = out.iterator + (first_token + token) * out.stride[0] + column
+                if cutlass.const_expr(self.epilogue == "fp32"):
+                    store_floats(place, (value,))
+                elif cutlass.const_expr(self.epilogue == "situ"):
+                    up = self._add(base + token * self.tile + width + row, count, stride)
+                    store_bf16(place, self._situ(value, up))
+                else:
+                    store_bf16(place, value)
+
+    @cute.jit
+    def _situ(self, gate, up):
+        """SiTU of the BF16-rounded projections, in FP32."""
+        word = pack((gate, up))[0]
+        gate, up = bf16_low(word), bf16_high(word)
+        bounded = self.situ_beta * cute.math.tanh(gate * (1 / self.situ_beta)) * sigmoid(gate)
+        return bounded * (self.situ_linear_beta * cute.math.tanh(up * (1 / self.situ_linear_beta)))
