@@ -19,6 +19,7 @@ from runtime.kernels.common.cute_ops import (
     load_weight,
     pack,
     push,
+    shared_bytes,
     store_words,
     unpack,
     wait_pushes,
@@ -32,10 +33,10 @@ class AttnResCluster:
 
     hidden: D. num_blocks: stored blocks among the sources. write: block that stores the new prefix, or None.
     has_delta, has_norm: whether `delta` is added and `out_norm` applied. cluster: CTAs per token.
-    columns: per thread, 4 or 8; one 8- or 16-byte access per source.
+    columns: per thread, 4 or 8; one 8- or 16-byte access per source. resident: CTAs that may share a multiprocessor.
     """
 
-    def __init__(self, hidden, num_blocks, write, has_delta, has_norm, cluster, columns):
+    def __init__(self, hidden, num_blocks, write, has_delta, has_norm, cluster, columns, resident):
         self.hidden, self.num_blocks, self.write = hidden, num_blocks, write
         self.has_delta, self.has_norm, self.cluster = has_delta, has_norm, cluster
         self.columns, self.words = columns, columns // 2
@@ -43,6 +44,7 @@ class AttnResCluster:
         self.partials = hidden // columns // WARP  # one per warp of the cluster
         self.padded = 1 << max(num_blocks - 1, 0).bit_length()  # blocks, rounded up to a power of two
         self.rows = 2 * self.padded + 2 if num_blocks else 0  # [block dots | block squares | prefix dot, square]
+        self.smem_bytes = shared_bytes(4 * (self.rows + 2) * self.partials + 64, resident)
 
     @cute.jit
     def __call__(self, prefix, delta, blocks, score_norm, score_vec, out_norm, out, eps, out_eps, stream):
@@ -51,6 +53,7 @@ class AttnResCluster:
             grid=(self.cluster, prefix.shape[0], 1),
             block=(self.threads, 1, 1),
             cluster=(self.cluster, 1, 1),
+            smem=self.smem_bytes,
             stream=stream,
             use_pdl=True,
         )

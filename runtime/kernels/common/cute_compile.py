@@ -29,24 +29,20 @@ def tensor(shape, stride, dtype: torch.dtype = torch.bfloat16, align: int = 16):
     return make_fake_tensor(DTYPES[dtype], tuple(shape), tuple(stride), assumed_align=align)
 
 
-def compile_kernel(kernel, *arguments, arch: str, registers: int | None = None):
+def compile_kernel(kernel, *arguments, arch: str):
     """Compile `kernel(*arguments, stream)` and return a function of torch tensors and floats.
 
     The stream is PyTorch's current one at each call. Shapes, strides, dtypes and device of the tensors are
-    checked against the stand-ins at each call. `registers`: upper limit per thread.
+    checked against the stand-ins at each call.
     """
     options = f"--gpu-arch {arch} --enable-tvm-ffi"
-    if registers:
-        options += f" --ptxas-options -maxrregcount={registers}"
     return cute.compile(kernel, *arguments, make_fake_stream(use_tvm_ffi_env_stream=True), options=options)
 
 
-def compile_image(kernel, *arguments, arch: str, registers: int | None = None) -> bytes:
+def compile_image(kernel, *arguments, arch: str) -> bytes:
     """Compile as `compile_kernel` does, without a GPU or driver, and return the device image (a cubin)."""
     with tempfile.TemporaryDirectory() as folder:
         options = f"--gpu-arch {arch} --enable-tvm-ffi --keep-cubin --dump-dir {folder}"
-        if registers:
-            options += f" --ptxas-options -maxrregcount={registers}"
         compiled = cute.compile(
             kernel, *arguments, make_fake_stream(use_tvm_ffi_env_stream=True), options=options
         )

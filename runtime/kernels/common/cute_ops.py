@@ -15,6 +15,17 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 WARP = 32
+SHARED_BYTES = 233472  # of a multiprocessor, on sm_90, sm_100 and sm_103
+RESERVED_BYTES = 1024  # of it, per CTA
+
+
+def shared_bytes(needed: int, resident: int) -> int:
+    """Dynamic shared memory to ask for so that at most `resident` CTAs share a multiprocessor.
+
+    Kernels chained by programmatic dependent launch start while their predecessors run. Without a limit the
+    scheduler stacks many CTAs of one grid on the multiprocessors that are free first, and the grid waits for them.
+    """
+    return max(needed, SHARED_BYTES // (resident + 1) - RESERVED_BYTES + 16)
 
 
 def _operand(value, kind, loc, ip):
@@ -228,6 +239,19 @@ def wait_pushes(barrier, phase=0):
     done = _try_wait(barrier, phase)
     while done == 0:
         done = _try_wait(barrier, phase)
+
+
+@_op
+def copy_activation(shared, pointer, present):
+    """Start copying 16 bytes of an activation to shared memory; zeros instead if `present` is 0."""
+    code = "{ .reg .b32 size; shl.b32 size, $2, 4; cp.async.cg.shared.global [$0], [$1], 16, size; }"
+    return code, "r,l,r,~{memory}", (shared, pointer, Int32(present)), None, False
+
+
+@_op
+def arrive_after_copies(barrier):
+    """Arrive once on `barrier` when all copies that this thread has started are done."""
+    return "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", (barrier,), None, False
 
 
 @_op

@@ -29,6 +29,7 @@ from runtime.kernels.common.cute_ops import (
     mma_bf16,
     pack,
     push,
+    shared_bytes,
     sigmoid,
     store_bf16,
     store_bf16_bits,
@@ -58,15 +59,17 @@ class KdaDecode:
     """One launch of the operator; the constructor's arguments are compile-time.
 
     heads: local heads H. tokens: query tokens per request (1 is decode, 2…8 verify). cluster: CTAs per head.
+    resident: CTAs that share a multiprocessor, neither fewer (limits registers) nor more.
     """
 
-    def __init__(self, heads, tokens, cluster):
-        self.heads, self.tokens, self.cluster = heads, tokens, cluster
+    def __init__(self, heads, tokens, cluster, resident):
+        self.heads, self.tokens, self.cluster, self.resident = heads, tokens, cluster, resident
         self.width = heads * HEAD
         self.rows = HEAD // cluster  # value channels of a CTA
         self.warp_rows = self.rows // WARPS
         self.lane_rows = self.warp_rows * LANES // WARP
         self.partials = WARPS * cluster
+        self.smem_bytes = shared_bytes(4 * tokens * (4 * HEAD + self.partials) + 64, resident)
 
     @cute.jit
     def __call__(
@@ -92,8 +95,11 @@ class KdaDecode:
             grid=(self.cluster, self.heads, slots.shape[0]),
             block=(THREADS, 1, 1),
             cluster=(self.cluster, 1, 1),
+            smem=self.smem_bytes,
             stream=stream,
             use_pdl=True,
+            min_blocks_per_mp=self.resident,
+            preferred_smem_carveout=100,
         )
 
     @cute.kernel

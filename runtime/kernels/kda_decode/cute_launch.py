@@ -32,13 +32,13 @@ def operands(heads: int):
 
 
 @cache
-def compiled(heads, tokens, cluster, registers, arch):
+def compiled(heads, tokens, cluster, resident, arch):
     """The compiled kernel of one head count, query length and launch shape."""
-    return compile_kernel(KdaDecode(heads, tokens, cluster), *operands(heads), arch=arch, registers=registers)
+    return compile_kernel(KdaDecode(heads, tokens, cluster, resident), *operands(heads), arch=arch)
 
 
-def run(projected, weights, conv_state, state, slots, accepted, out, *, lower_bound, eps, cluster, registers=None):
+def run(projected, weights, conv_state, state, slots, accepted, out, *, lower_bound, eps, cluster, resident):
     """Launch on PyTorch's current stream; `conv_state` and `state` are updated in place."""
     heads, tokens = state.shape[1], projected.shape[0] // slots.shape[0]
-    kernel = compiled(heads, tokens, cluster, registers, gpu_arch(projected.device.index))
+    kernel = compiled(heads, tokens, cluster, resident, gpu_arch(projected.device.index))
     kernel(projected, *weights, conv_state, state, slots, accepted, out, lower_bound, eps)

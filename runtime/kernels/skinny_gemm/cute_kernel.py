@@ -2,8 +2,9 @@
 
 The weight is read once at the speed of device memory and everything else hides behind that. A CTA owns `tile`
 weight rows and all tokens. Each of its warps owns every `warps`-th 64-column block of K and a private ring of
-shared-memory slots that the copy engine (TMA, 128-byte swizzle) fills; the warp that has consumed a slot requests
-the next block itself, so the main loop has no CTA barrier and no producer warp. Weights are the M side of
+shared-memory slots; the copy engine (TMA, 128-byte swizzle) fills them with weights and the warp's lanes with
+activations, whose latency is shorter that way. The warp that has consumed a slot requests the next block itself,
+so the main loop has no CTA barrier and no producer warp. Weights are the M side of
 mma.m16n8k16 and tokens the N side, padded to 8. The rings are filled with weights before the dependency wait: in
 a chain of kernels they stream while the predecessor finishes.
 
@@ -13,17 +14,20 @@ order: a row's bits depend on (warps, splits) alone, not on the other rows.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32
+from cutlass import BFloat16, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import cpasync
 
 from runtime.kernels.common.cute_ops import (
     WARP,
+    arrive_after_copies,
     bf16_high,
     bf16_low,
+    copy_activation,
     load_shared_words,
     mma_bf16,
     pack,
     push,
+    shared_bytes,
     sigmoid,
     store_bf16,
     store_floats,
@@ -37,44 +41,43 @@ ROW_BYTES = BLOCK * 2
 class SkinnyGemm:
     """One launch of the operator; the constructor's arguments are compile-time.
 
-    k: columns of the weight. tile: weight rows of a CTA (a multiple of 16). tokens: M rounded up to 8, 16, 32
-    or 64. warps: per CTA. depth: slots in a warp's ring. splits: CTAs that share a tile, each with a part of K.
-    epilogue: "bf16", "fp32", or "situ" (first half of the weight's rows is gate, second half up; BF16 out).
+    k: columns of the weight. tile: weight rows of a CTA (a multiple of 8; of 16 for "situ"). tokens: M rounded up
+    to 8, 16, 32 or 64. warps: per CTA. depth: slots in a warp's ring. splits: CTAs that share a tile, each with a
+    part of K. resident: CTAs that may share a multiprocessor. epilogue: "bf16", "fp32", or "situ" (first half of the weight's rows is gate, second half up; BF16 out).
     """
 
-    def __init__(self, k, tile, tokens, warps, depth, splits, epilogue, situ_beta=4.0, situ_linear_beta=25.0):
-        self.k, self.tile, self.tokens = k, tile, tokens
+    def __init__(self, k, tile, tokens, warps, depth, splits, resident, epilogue, situ_beta=4.0, situ_linear_beta=25.0):
+        self.k, self.tile, self.tokens, self.resident = k, tile, tokens, resident
+        self.fragments = -(-tile // 16)  # of 16 weight rows
         self.warps, self.depth, self.splits, self.epilogue = warps, depth, splits, epilogue
         self.situ_beta, self.situ_linear_beta = situ_beta, situ_linear_beta
         self.threads = warps * WARP
         self.blocks = k // BLOCK // splits // warps  # of a warp
         self.halves = 2 if epilogue == "situ" else 1  # row ranges of the weight in one tile
         self.w_rows = tile // self.halves
-        self.slot_bytes = (tile + tokens) * ROW_BYTES
+        self.ring_bytes = warps * depth * (tile + tokens) * ROW_BYTES
+        exchange = tile * tokens * 4 if splits > 1 else 16
+        needed = self.ring_bytes + exchange + 8 * (warps * depth + 1) + 2048
+        self.smem_bytes = shared_bytes(needed, resident)
         self.share = tokens // splits  # tokens whose sums a CTA of the cluster finishes
 
     @cute.jit
     def __call__(self, x, w, out, stream):
         """x [M, K] BF16, w [N, K] BF16, out [M, N] (N / 2 columns for "situ")."""
-        w_tile, x_tile = self._slot_layout(self.w_rows), self._slot_layout(self.tokens)
-        w_copy, w_map = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileG2SOp(), w, w_tile, (self.w_rows, BLOCK)
+        slot = cute.make_composed_layout(
+            cute.make_swizzle(3, 4, 3), 0, cute.make_layout((self.w_rows, BLOCK), stride=(BLOCK, 1))
         )
-        x_copy, x_map = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileG2SOp(), x, x_tile, (self.tokens, BLOCK)
+        w_copy, w_map = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileG2SOp(), w, slot, (self.w_rows, BLOCK)
         )
         tiles = cute.ceil_div(w.shape[0], self.tile)
-        self.kernel(w_copy, w_map, x_copy, x_map, out).launch(
+        self.kernel(w_copy, w_map, x, out).launch(
             grid=(self.splits, tiles, 1),
             block=(self.threads, 1, 1),
             cluster=(self.splits, 1, 1),
+            smem=self.smem_bytes,
             stream=stream,
             use_pdl=True,
-        )
-
-    def _slot_layout(self, rows):
-        return cute.make_composed_layout(
-            cute.make_swizzle(3, 4, 3), 0, cute.make_layout((rows, BLOCK), stride=(BLOCK, 1))
         )
 
     @cute.kernel
@@ -82,8 +85,7 @@ class SkinnyGemm:
         self,
         w_copy: cute.CopyAtom,
         w_map: cute.Tensor,
-        x_copy: cute.CopyAtom,
-        x_map: cute.Tensor,
+        x: cute.Tensor,
         out: cute.Tensor,
     ):
         part, tile, _ = cute.arch.block_idx()
@@ -98,7 +100,7 @@ class SkinnyGemm:
         mine = full + warp * self.depth
         if lane == 0:
             for slot in cutlass.range_constexpr(self.depth):
-                cute.arch.mbarrier_init(mine + slot, 1)
+                cute.arch.mbarrier_init(mine + slot, 1 + WARP)  # the copy engine and every lane
             if cutlass.const_expr(self.splits > 1):
                 if warp == 0:
                     cute.arch.mbarrier_init(full + slots, 1)
@@ -109,18 +111,18 @@ class SkinnyGemm:
         cute.arch.sync_warp()
 
         first = part * (self.k // BLOCK // self.splits) + warp
-        w_requests = self._requests(w_copy, w_map, w_ring, self.w_rows, self.halves)
-        x_requests = self._requests(x_copy, x_map, x_ring, self.tokens, 1)
+        requests = self._requests(w_copy, w_map, w_ring)
         cute.arch.griddepcontrol_launch_dependents()
         ahead: cutlass.Constexpr = min(self.depth, self.blocks)
         for slot in cutlass.range_constexpr(ahead):
-            self._arm(mine + slot)
-            self._request_w(w_copy, w_requests, tile, first + slot * self.warps, warp * self.depth + slot, mine + slot)
+            block, at = first + slot * self.warps, warp * self.depth + slot
+            self._request_weights(w_copy, requests, tile, block, at, mine + slot)
         cute.arch.griddepcontrol_wait()
         for slot in cutlass.range_constexpr(ahead):
-            self._request_x(x_copy, x_requests, first + slot * self.warps, warp * self.depth + slot, mine + slot)
+            block, at = first + slot * self.warps, warp * self.depth + slot
+            self._request_tokens(x, block, x_ring + at * (self.tokens * BLOCK), mine + slot, lane)
 
-        sums = cute.make_rmem_tensor((self.tile // 16, self.tokens // 8, 4), Float32)
+        sums = cute.make_rmem_tensor((self.fragments, self.tokens // 8, 4), Float32)
         sums.fill(0)
         slot, phase = Int32(0), Int32(0)
         for i in cutlass.range(self.blocks, unroll=1):
@@ -130,9 +132,8 @@ class SkinnyGemm:
             cute.arch.sync_warp()
             if i + self.depth < self.blocks:
                 block = first + (i + self.depth) * self.warps
-                self._arm(mine + slot)
-                self._request_w(w_copy, w_requests, tile, block, at, mine + slot)
-                self._request_x(x_copy, x_requests, block, at, mine + slot)
+                self._request_weights(w_copy, requests, tile, block, at, mine + slot)
+                self._request_tokens(x, block, x_ring + at * (self.tokens * BLOCK), mine + slot, lane)
             slot += 1
             if slot == self.depth:
                 slot, phase = Int32(0), phase ^ 1
@@ -156,24 +157,21 @@ class SkinnyGemm:
     # ---- loads -------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _requests(self, copy, tensor_map, ring, rows, halves):
-        """The partitioned (shared, global) views of one operand: [tile rows × 64 | tile, block]."""
-        slots = self.warps * self.depth * halves
-        layout = cute.make_layout((rows, BLOCK, slots), stride=(BLOCK, 1, rows * BLOCK))
-        swizzled = cute.recast_ptr(ring, cute.make_swizzle(3, 4, 3), dtype=BFloat16)
-        shared = cute.make_tensor(swizzled, layout)
-        tiled = cute.local_tile(tensor_map, (rows, BLOCK), (None, None))
+    def _requests(self, copy, tensor_map, ring):
+        """The partitioned (shared, global) views of the weight: [rows × 64 | slot] and [rows × 64 | tile, block]."""
+        slots = self.warps * self.depth * self.halves
+        layout = cute.make_layout((self.w_rows, BLOCK, slots), stride=(BLOCK, 1, self.w_rows * BLOCK))
+        shared = cute.make_tensor(cute.recast_ptr(ring, cute.make_swizzle(3, 4, 3), dtype=BFloat16), layout)
+        tiled = cute.local_tile(tensor_map, (self.w_rows, BLOCK), (None, None))
         return cpasync.tma_partition(
             copy, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiled, 0, 2)
         )
 
     @cute.jit
-    def _arm(self, barrier):
+    def _request_weights(self, copy, requests, tile, block, slot, barrier):
+        """Have the copy engine fill one slot of the weight ring (rows past the end become zeros)."""
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.slot_bytes)
-
-    @cute.jit
-    def _request_w(self, copy, requests, tile, block, slot, barrier):
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.tile * ROW_BYTES)
         shared, source = requests
         for half in cutlass.range_constexpr(self.halves):
             rows = tile
@@ -182,9 +180,16 @@ class SkinnyGemm:
             cute.copy(copy, source[None, rows, block], shared[None, slot * self.halves + half], tma_bar_ptr=barrier)
 
     @cute.jit
-    def _request_x(self, copy, requests, block, slot, barrier):
-        shared, source = requests
-        cute.copy(copy, source[None, 0, block], shared[None, slot], tma_bar_ptr=barrier)
+    def _request_tokens(self, x, block, slot, barrier, lane):
+        """Copy one block of every token to its slot, 16 bytes a lane and step; rows past the last token are zero."""
+        for step in cutlass.range_constexpr(self.tokens // 4):
+            token, chunk = 4 * step + lane // 8, lane % 8
+            present = token < x.shape[0]
+            row = token if present else Int32(0)
+            source = x.iterator + row * x.stride[0] + block * BLOCK + chunk * 8
+            place = slot + token * BLOCK + (chunk ^ (token % 8)) * 8
+            copy_activation(place, source, present)
+        arrive_after_copies(barrier)
 
     # ---- arithmetic --------------------------------------------------------------------------------------
 
@@ -195,9 +200,11 @@ class SkinnyGemm:
         for half in cutlass.range_constexpr(2):
             chunk = ((2 * t + half) ^ g) * 8 + g * BLOCK  # elements; the swizzle is the exclusive or
             tokens = [load_shared_words(x_slot + chunk + 8 * n * BLOCK) for n in range(self.tokens // 8)]
-            for m in cutlass.range_constexpr(self.tile // 16):
+            for m in cutlass.range_constexpr(self.fragments):
                 low = load_shared_words(w_slot + chunk + 16 * m * BLOCK)
-                high = load_shared_words(w_slot + chunk + (16 * m + 8) * BLOCK)
+                high = (Uint32(0),) * 4
+                if cutlass.const_expr(16 * m + 8 < self.tile):
+                    high = load_shared_words(w_slot + chunk + (16 * m + 8) * BLOCK)
                 for n in cutlass.range_constexpr(self.tokens // 8):
                     total = tuple(sums[m, n, j] for j in range(4))
                     for step in cutlass.range_constexpr(2):
@@ -212,11 +219,12 @@ class SkinnyGemm:
     def _spill(self, sums, partial, warp, lane):
         """Write this warp's sums as [warp][token][row]."""
         base = partial + warp * (self.tokens * self.tile)
-        for m in cutlass.range_constexpr(self.tile // 16):
+        for m in cutlass.range_constexpr(self.fragments):
             for n in cutlass.range_constexpr(self.tokens // 8):
                 for j in cutlass.range_constexpr(4):
-                    token, row = 8 * n + 2 * (lane % 4) + j % 2, 16 * m + lane // 4 + 8 * (j // 2)
-                    self._element(base, token, row)[0] = sums[m, n, j]
+                    token, row = 8 * n + 2 * (lane % 4) + j % 2, 16 * m + 8 * (j // 2) + lane // 4
+                    if cutlass.const_expr(16 * m + 8 * (j // 2) < self.tile):
+                        self._element(base, token, row)[0] = sums[m, n, j]
 
     @cute.jit
     def _element(self, base, token, row):

@@ -17,13 +17,13 @@ def operands(k: int, epilogue: str):
 
 
 @cache
-def compiled(k, tile, tokens, warps, depth, splits, epilogue, arch):
+def compiled(k, tile, tokens, warps, depth, splits, resident, epilogue, arch):
     """The compiled kernel of one K, launch shape and epilogue; any N and any M up to `tokens`."""
-    kernel = SkinnyGemm(k, tile, tokens, warps, depth, splits, epilogue)
+    kernel = SkinnyGemm(k, tile, tokens, warps, depth, splits, resident, epilogue)
     return compile_kernel(kernel, *operands(k, epilogue), arch=arch)
 
 
-def run(x, w, out, *, tile, tokens, warps, depth, splits, epilogue="bf16"):
+def run(x, w, out, *, tile, tokens, warps, depth, splits, resident, epilogue="bf16"):
     """Launch on PyTorch's current stream."""
     arch = gpu_arch(x.device.index)
-    compiled(x.shape[1], tile, tokens, warps, depth, splits, epilogue, arch)(x, w, out)
+    compiled(x.shape[1], tile, tokens, warps, depth, splits, resident, epilogue, arch)(x, w, out)
