@@ -1,15 +1,15 @@
 """Attention Residuals on a cluster of CTAs per token (device code).
 
-A token's `hidden` columns are cut over the CTAs of a cluster, a few columns a thread, so all sources of the token
+A token's `hidden` columns are cut over the CTAs of a cluster, eight columns a thread, so all sources of the token
 are read at once and stay in registers. Two exchanges through distributed shared memory join the CTAs: the score
-statistics of every source, then the mean square of the mixture. Every warp pushes its partial sums to every CTA
-of the cluster, and every warp adds all partial sums up for itself in one fixed order: no CTA-wide barrier, and
-bits that do not depend on the batch.
+statistics of every source, then the mean square of the mixture. A CTA first adds up its warps, because the time
+of an exchange grows with the number of remote stores; then every CTA sends its sums to every CTA of the cluster,
+and everyone adds them in the same order. A token's bits do not depend on the batch.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32
 
 from runtime.kernels.common.cute_ops import (
     WARP,
@@ -27,24 +27,28 @@ from runtime.kernels.common.cute_ops import (
     warp_sums,
 )
 
+COLUMNS = 8  # per thread: one 16-byte access per source
+MAX_CLUSTER = 8
+
 
 class AttnResCluster:
     """One launch of the operator; the constructor's arguments are compile-time.
 
     hidden: D. num_blocks: stored blocks among the sources. write: block that stores the new prefix, or None.
     has_delta, has_norm: whether `delta` is added and `out_norm` applied. cluster: CTAs per token.
-    columns: per thread, 4 or 8; one 8- or 16-byte access per source. resident: CTAs that may share a multiprocessor.
+    resident: CTAs that may share a multiprocessor.
     """
 
-    def __init__(self, hidden, num_blocks, write, has_delta, has_norm, cluster, columns, resident):
+    def __init__(self, hidden, num_blocks, write, has_delta, has_norm, cluster, resident):
         self.hidden, self.num_blocks, self.write = hidden, num_blocks, write
         self.has_delta, self.has_norm, self.cluster = has_delta, has_norm, cluster
-        self.columns, self.words = columns, columns // 2
-        self.threads = hidden // cluster // columns
-        self.partials = hidden // columns // WARP  # one per warp of the cluster
+        self.threads = hidden // cluster // COLUMNS
+        self.warps = self.threads // WARP
         self.padded = 1 << max(num_blocks - 1, 0).bit_length()  # blocks, rounded up to a power of two
         self.rows = 2 * self.padded + 2 if num_blocks else 0  # [block dots | block squares | prefix dot, square]
-        self.smem_bytes = shared_bytes(4 * (self.rows + 2) * self.partials + 64, resident)
+        self.warps_padded = -(-self.warps // 4) * 4
+        stages = (self.rows + 1) * (self.warps_padded + MAX_CLUSTER)
+        self.smem_bytes = shared_bytes(4 * stages + 128, resident)
 
     @cute.jit
     def __call__(self, prefix, delta, blocks, score_norm, score_vec, out_norm, out, eps, out_eps, stream):
@@ -73,18 +77,18 @@ class AttnResCluster:
     ):
         part, token, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        column = (part * self.threads + thread) * self.columns
-        mailbox, norm_mailbox, barriers = self._open_exchange(thread)
+        column = (part * self.threads + thread) * COLUMNS
+        boxes, barriers = self._open_exchange(thread)
         cute.arch.griddepcontrol_launch_dependents()
         score_weight, gain = self._weights(score_norm, score_vec, out_norm, column)
         cute.arch.griddepcontrol_wait()
 
         row = prefix.iterator + cutlass.Int64(token) * prefix.stride[0] + column
         block_row = blocks.iterator + cutlass.Int64(token) * blocks.stride[0] + column
-        sources = [load_activation(block_row + b * blocks.stride[1], self.words) for b in range(self.num_blocks)]
-        current = load_activation(row, self.words)
+        sources = [load_activation(block_row + b * blocks.stride[1]) for b in range(self.num_blocks)]
+        current = load_activation(row)
         if cutlass.const_expr(self.has_delta):
-            step = load_activation(delta.iterator + cutlass.Int64(token) * delta.stride[0] + column, self.words)
+            step = load_activation(delta.iterator + cutlass.Int64(token) * delta.stride[0] + column)
             sums = [a + b for a, b in zip(unpack(current), unpack(step), strict=True)]
             current = pack(sums)
             store_words(row, current)
@@ -95,46 +99,50 @@ class AttnResCluster:
         mix = unpack(current)
         if cutlass.const_expr(self.num_blocks > 0):
             sources.append(current)
-            shares = self._shares(sources, score_weight, mailbox, barriers, eps, part, thread)
+            shares = self._shares(sources, score_weight, boxes, barriers, eps, part, thread)
             mix = self._mixture(sources, shares)
         if cutlass.const_expr(self.has_norm):
-            scale = self._inverse_rms(mix, norm_mailbox, barriers, out_eps, part, thread)
+            scale = self._inverse_rms(mix, boxes, barriers, out_eps, part, thread)
             mix = [value * scale * g for value, g in zip(mix, gain, strict=True)]
         store_words(out.iterator + cutlass.Int64(token) * out.stride[0] + column, pack(mix))
 
     @cute.jit
     def _open_exchange(self, thread):
-        """Allocate the mailboxes and arm one barrier for each; the cluster may push after `cluster_wait`."""
+        """Allocate the rows of both exchanges and arm their barriers; the cluster may push after `cluster_wait`.
+
+        A row is one quantity: `stage` holds it per warp of this CTA, `inbox` per CTA of the cluster. The last row
+        belongs to the second exchange.
+        """
         smem = cutlass.utils.SmemAllocator()
-        mailbox = smem.allocate_tensor(
-            Float32, cute.make_layout((max(self.rows, 1), self.partials), stride=(self.partials, 1)), 16
+        rows = self.rows + 1
+        stage = smem.allocate_tensor(
+            Float32, cute.make_layout((rows, self.warps_padded), stride=(self.warps_padded, 1)), 16
         )
-        norm_mailbox = smem.allocate_tensor(Float32, cute.make_layout(self.partials), 16)
+        inbox = smem.allocate_tensor(Float32, cute.make_layout((rows, MAX_CLUSTER), stride=(MAX_CLUSTER, 1)), 16)
         barriers = smem.allocate_array(cutlass.Uint64, 2)
         if thread == 0:
             cute.arch.mbarrier_init(barriers, 1)
             cute.arch.mbarrier_init(barriers + 1, 1)
             cute.arch.mbarrier_init_fence()
-            pushed = 2 * (self.num_blocks + 1) if self.num_blocks else 0
-            cute.arch.mbarrier_arrive_and_expect_tx(barriers, 4 * self.partials * pushed)
-            cute.arch.mbarrier_arrive_and_expect_tx(barriers + 1, 4 * self.partials)
+            cute.arch.mbarrier_arrive_and_expect_tx(barriers, 4 * self.cluster * self.rows)
+            cute.arch.mbarrier_arrive_and_expect_tx(barriers + 1, 4 * self.cluster)
         cute.arch.cluster_arrive_relaxed()
-        return mailbox, norm_mailbox, barriers
+        return (stage, inbox), barriers
 
     @cute.jit
     def _weights(self, score_norm, score_vec, out_norm, column):
         """This thread's columns of the score weight and of the output gain, in FP32."""
         score_weight, gain = (), ()
         if cutlass.const_expr(self.num_blocks > 0):
-            norm = unpack(load_weight(score_norm.iterator + column, self.words))
-            vec = unpack(load_weight(score_vec.iterator + column, self.words))
+            norm = unpack(load_weight(score_norm.iterator + column))
+            vec = unpack(load_weight(score_vec.iterator + column))
             score_weight = tuple(a * b for a, b in zip(norm, vec, strict=True))
         if cutlass.const_expr(self.has_norm):
-            gain = unpack(load_weight(out_norm.iterator + column, self.words))
+            gain = unpack(load_weight(out_norm.iterator + column))
         return score_weight, gain
 
     @cute.jit
-    def _shares(self, sources, score_weight, mailbox, barriers, eps, part, thread):
+    def _shares(self, sources, score_weight, boxes, barriers, eps, part, thread):
         """Softmax shares of the sources, from their cluster-wide dot products and squares."""
         lane, warp = thread % WARP, thread // WARP
         dots, squares = [], []
@@ -149,21 +157,23 @@ class AttnResCluster:
         block_sum = warp_sums([*dots[:-1], *fill, *squares[:-1], *fill], lane)
         prefix_sum = warp_sums([dots[-1], squares[-1]], lane)
 
+        stage, inbox = boxes
         group = WARP // (2 * self.padded)  # lanes that hold the same block total
-        is_prefix = lane % 16 == 1
-        index = lane // group
-        owns = (lane % group == 0) & (index % self.padded < self.num_blocks)
-        if is_prefix:
-            index, owns, block_sum = 2 * self.padded + lane // 16, True, prefix_sum
-        sender = part * (self.threads // WARP) + warp
-        place = mailbox.iterator + index * self.partials + sender
-        if owns:
-            for peer in cutlass.range_constexpr(self.cluster):
-                push(place, block_sum, barriers, peer)
-        wait_pushes(barriers)
+        if lane % group == 0:
+            stage[lane // group, warp] = block_sum
+        if lane % 16 == 0:
+            stage[2 * self.padded + lane // 16, warp] = prefix_sum
+        cute.arch.sync_threads()
         total = Float32(0)
         if lane < self.rows:
-            total = self._add_up(mailbox.iterator + lane * self.partials)
+            total = self._sum(stage.iterator + lane * self.warps_padded, self.warps)
+            for step in cutlass.range_constexpr(cute.ceil_div(self.cluster, self.warps)):
+                peer = warp + step * self.warps
+                if peer < self.cluster:
+                    push(inbox.iterator + lane * MAX_CLUSTER + part, total, barriers, peer)
+        wait_pushes(barriers)
+        if lane < self.rows:
+            total = self._sum(inbox.iterator + lane * MAX_CLUSTER, self.cluster)
 
         scores = []
         for i in cutlass.range_constexpr(self.num_blocks + 1):
@@ -185,31 +195,39 @@ class AttnResCluster:
     @cute.jit
     def _mixture(self, sources, shares):
         """This thread's columns of the share-weighted sum of the sources."""
-        mix = [Float32(0)] * self.columns
+        mix = [Float32(0)] * COLUMNS
         for source, share in zip(sources, shares, strict=True):
             mix = [fma(share, value, old) for value, old in zip(unpack(source), mix, strict=True)]
         return mix
 
     @cute.jit
-    def _inverse_rms(self, mix, mailbox, barriers, out_eps, part, thread):
+    def _inverse_rms(self, mix, boxes, barriers, out_eps, part, thread):
         """`1 / sqrt(mean(mix²) + out_eps)` over the cluster's columns."""
         lane, warp = thread % WARP, thread // WARP
+        stage, inbox = boxes
         square = Float32(0)
         for value in mix:
             square = fma(value, value, square)
         square = warp_sum(square)
-        if lane < self.cluster:
-            push(mailbox.iterator + part * (self.threads // WARP) + warp, square, barriers + 1, lane)
+        if lane == 0:
+            stage[self.rows, warp] = square
+        cute.arch.sync_threads()
+        if thread < self.cluster:
+            square = self._sum(stage.iterator + self.rows * self.warps_padded, self.warps)
+            push(inbox.iterator + self.rows * MAX_CLUSTER + part, square, barriers + 1, thread)
         wait_pushes(barriers + 1)
-        return self._rsqrt_mean(self._add_up(mailbox.iterator), out_eps)
+        return self._rsqrt_mean(self._sum(inbox.iterator + self.rows * MAX_CLUSTER, self.cluster), out_eps)
 
     @cute.jit
-    def _add_up(self, row):
-        """Sum of one mailbox row, always in the same order."""
-        sums = [Float32(0)] * 4
-        for i in cutlass.range_constexpr(self.partials // 4):
-            sums = [a + b for a, b in zip(sums, load_shared4(row + 4 * i), strict=True)]
-        return (sums[0] + sums[1]) + (sums[2] + sums[3])
+    def _sum(self, row, count: cutlass.Constexpr):
+        """Sum of the first `count` values of a row, always in the same order."""
+        values = []
+        for i in cutlass.range_constexpr(cute.ceil_div(count, 4)):
+            values += load_shared4(row + 4 * i)
+        total = values[0]
+        for value in values[1:count]:
+            total += value
+        return total
 
     @cute.jit
     def _rsqrt_mean(self, square, eps):

@@ -249,6 +249,13 @@ def copy_activation(shared, pointer, present):
 
 
 @_op
+def copy_bulk(shared, pointer, size, barrier):
+    """Have the copy engine bring `size` contiguous bytes to shared memory; completes them on `barrier`."""
+    code = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+    return code, "r,l,r,r,~{memory}", (shared, pointer, Int32(size), barrier), None, False
+
+
+@_op
 def arrive_after_copies(barrier):
     """Arrive once on `barrier` when all copies that this thread has started are done."""
     return "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", (barrier,), None, False

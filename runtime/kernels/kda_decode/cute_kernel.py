@@ -47,7 +47,7 @@ LANES = 16  # that share one state row, eight columns each
 Q, K, DECAY, V = range(4)  # planes of the shared vectors
 
 
-def _at(tensor, *index):
+def at(tensor, *index):
     """Pointer to `tensor[index]`; the first index (a slot or row) is multiplied in 64 bits."""
     offset = Int64(index[0]) * tensor.stride[0]
     for axis, n in enumerate(index[1:], start=1):
@@ -62,14 +62,15 @@ class KdaDecode:
     resident: CTAs that share a multiprocessor, neither fewer (limits registers) nor more.
     """
 
-    def __init__(self, heads, tokens, cluster, resident):
+    def __init__(self, heads, tokens, cluster, resident, pad=0):
         self.heads, self.tokens, self.cluster, self.resident = heads, tokens, cluster, resident
         self.width = heads * HEAD
         self.rows = HEAD // cluster  # value channels of a CTA
         self.warp_rows = self.rows // WARPS
         self.lane_rows = self.warp_rows * LANES // WARP
         self.partials = WARPS * cluster
-        self.smem_bytes = shared_bytes(4 * tokens * (4 * HEAD + self.partials) + 64, resident)
+        needed = 4 * tokens * (4 * HEAD + self.partials) + 64
+        self.smem_bytes = shared_bytes(needed, pad) if pad else needed
 
     @cute.jit
     def __call__(
@@ -99,7 +100,7 @@ class KdaDecode:
             stream=stream,
             use_pdl=True,
             min_blocks_per_mp=self.resident,
-            preferred_smem_carveout=100,
+            preferred_smem_carveout=-1,
         )
 
     @cute.kernel
@@ -125,13 +126,13 @@ class KdaDecode:
         start = Int32(0)
         if cutlass.const_expr(self.tokens > 1):
             start = load_int(accepted.iterator + request) - 1
-        slot = load_int(_at(slots, request, start))
+        slot = load_int(at(slots, request, start))
         if slot <= 0:
             cute.arch.griddepcontrol_wait()
             if thread < self.rows:
                 for t in cutlass.range_constexpr(self.tokens):
                     channel = head * HEAD + part * self.rows + thread
-                    store_bf16(_at(out, request * self.tokens + t, channel), 0.0)
+                    store_bf16(at(out, request * self.tokens + t, channel), 0.0)
         else:
             place = (part, head, request, thread % WARP, thread // WARP, thread)
             weights = (f_b, conv_weight, A_log, dt_bias, norm_weight)
@@ -151,8 +152,8 @@ class KdaDecode:
         qk_column = (thread // HEAD) * self.width + head * HEAD + channel
         v_channel = part * self.rows + cutlass.min(channel, self.rows - 1)
         v_column = 2 * self.width + head * HEAD + v_channel
-        qk_taps = load_state(_at(conv_weight, qk_column, 0))
-        v_taps = load_state(_at(conv_weight, v_column, 0))
+        qk_taps = load_state(at(conv_weight, qk_column, 0))
+        v_taps = load_state(at(conv_weight, v_column, 0))
         slope = cute.math.exp(load_state(A_log.iterator + head, 1)[0], fastmath=True)
         gate_channel = head * HEAD + 16 * warp + lane // 4
         bias = [load_state(dt_bias.iterator + gate_channel + 8 * i, 1)[0] for i in range(2)]
@@ -168,13 +169,13 @@ class KdaDecode:
         features = self._load_f_a(projected, first, lane)
         conv_slot = slot
         if cutlass.const_expr(self.tokens > 1):
-            conv_slot = load_int(_at(slots, request, 0))
+            conv_slot = load_int(at(slots, request, 0))
         qk_window = self._load_window(projected, conv_state, conv_slot, start, first, qk_column)
         v_window = self._load_window(projected, conv_state, conv_slot, start, first, v_column)
         betas, gates = [], []
         for t in cutlass.range_constexpr(self.tokens):
-            betas.append(load_bf16_bits(_at(projected, first + t, 4 * self.width + HEAD + head)))
-            gates.append(load_bf16_bits(_at(projected, first + t, 3 * self.width + out_channel)))
+            betas.append(load_bf16_bits(at(projected, first + t, 4 * self.width + HEAD + head)))
+            gates.append(load_bf16_bits(at(projected, first + t, 3 * self.width + out_channel)))
 
         self._forget(fragments, features, vectors, slope, bias, lower_bound, warp, lane)
         for t in cutlass.range_constexpr(self.tokens):
@@ -191,7 +192,7 @@ class KdaDecode:
             o, held = self._delta_rule(held, vectors, t, sigmoid(bf16_low(betas[t])), row, lane, step)
             target = slot
             if cutlass.const_expr(self.tokens > 1):
-                target = load_int(_at(slots, request, t))
+                target = load_int(at(slots, request, t))
             if target > 0:
                 self._store_state_rows(held, state, target, head, part, warp, lane)
             square = warp_sum(o * o if owns else Float32(0))
@@ -205,7 +206,7 @@ class KdaDecode:
             scale = cute.math.rsqrt(fma(total, Float32(1 / HEAD), eps), fastmath=True)
             if owns:
                 y = outputs[t] * scale * norm * sigmoid(bf16_low(gates[t]))
-                store_bf16(_at(out, first + t, out_channel), y)
+                store_bf16(at(out, first + t, out_channel), y)
         # Every CTA of the cluster has read the q and k windows before it pushed, so CTA 0 may replace them now.
         if part == 0:
             self._store_window(qk_window, conv_state, conv_slot, qk_column)
@@ -237,7 +238,7 @@ class KdaDecode:
         for i in cutlass.range_constexpr(4):
             for half in cutlass.range_constexpr(2):
                 row = head * HEAD + 16 * warp + 8 * half + lane // 4
-                fragments.append(load_weight(_at(f_b, row, 8 * (lane % 4 + 4 * i))))
+                fragments.append(load_weight(at(f_b, row, 8 * (lane % 4 + 4 * i))))
         return fragments
 
     @cute.jit
@@ -247,7 +248,7 @@ class KdaDecode:
         if token >= self.tokens:
             token = Int32(0)
         column = 4 * self.width + 8 * (lane % 4)
-        return [load_activation(_at(projected, first + token, column + 32 * i)) for i in range(4)]
+        return [load_activation(at(projected, first + token, column + 32 * i)) for i in range(4)]
 
     @cute.jit
     def _forget(self, fragments, features, vectors, slope, bias, lower_bound, warp, lane):
@@ -269,8 +270,8 @@ class KdaDecode:
     @cute.jit
     def _load_window(self, projected, conv_state, slot, start, first, column):
         """BF16 bits of a channel's three taps before the step, then its inputs of the step."""
-        window = [load_bf16_bits(_at(conv_state, slot, start + i, column)) for i in range(TAPS - 1)]
-        window += [load_bf16_bits(_at(projected, first + t, column)) for t in range(self.tokens)]
+        window = [load_bf16_bits(at(conv_state, slot, start + i, column)) for i in range(TAPS - 1)]
+        window += [load_bf16_bits(at(projected, first + t, column)) for t in range(self.tokens)]
         return window
 
     @cute.jit
@@ -284,14 +285,14 @@ class KdaDecode:
     def _store_window(self, window, conv_state, slot, column):
         """The window to continue from: the two newest old taps, then the inputs of the step."""
         for i, bits in enumerate(window[1:]):
-            store_bf16_bits(_at(conv_state, slot, i, column), bits)
+            store_bf16_bits(at(conv_state, slot, i, column), bits)
 
     # ---- phase 2: the delta rule ---------------------------------------------------------------------------
 
     @cute.jit
     def _state_pointer(self, state, slot, head, part, warp, lane, r):
         row = part * self.rows + warp * self.warp_rows + 2 * r + lane // LANES
-        return _at(state, slot, head, row, 4 * (lane % LANES))
+        return at(state, slot, head, row, 4 * (lane % LANES))
 
     @cute.jit
     def _load_state_rows(self, state, slot, head, part, warp, lane):

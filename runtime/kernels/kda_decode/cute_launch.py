@@ -7,6 +7,7 @@ import torch
 
 from runtime.kernels.common.cute_compile import compile_kernel, gpu_arch, symbol, tensor
 from runtime.kernels.kda_decode.cute_kernel import HEAD, TAPS, KdaDecode
+from runtime.kernels.kda_decode.cute_stream import KdaDecodeStream
 
 
 def operands(heads: int):
@@ -32,13 +33,15 @@ def operands(heads: int):
 
 
 @cache
-def compiled(heads, tokens, cluster, resident, arch):
+def compiled(heads, tokens, cluster, resident, pad, arch):
     """The compiled kernel of one head count, query length and launch shape."""
-    return compile_kernel(KdaDecode(heads, tokens, cluster, resident), *operands(heads), arch=arch)
+    if cluster == 0:
+        return compile_kernel(KdaDecodeStream(heads, resident), *operands(heads), arch=arch)
+    return compile_kernel(KdaDecode(heads, tokens, cluster, resident, pad), *operands(heads), arch=arch)
 
 
-def run(projected, weights, conv_state, state, slots, accepted, out, *, lower_bound, eps, cluster, resident):
+def run(projected, weights, conv_state, state, slots, accepted, out, *, lower_bound, eps, cluster, resident, pad=0):
     """Launch on PyTorch's current stream; `conv_state` and `state` are updated in place."""
     heads, tokens = state.shape[1], projected.shape[0] // slots.shape[0]
-    kernel = compiled(heads, tokens, cluster, resident, gpu_arch(projected.device.index))
+    kernel = compiled(heads, tokens, cluster, resident, pad, gpu_arch(projected.device.index))
     kernel(projected, *weights, conv_state, state, slots, accepted, out, lower_bound, eps)

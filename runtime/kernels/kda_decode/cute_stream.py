@@ -1,0 +1,194 @@
+"""KDA decode for many requests: persistent CTAs that keep memory busy while they compute (device code).
+
+With hundreds of (request, head) pairs the operator is a stream of 64 KB states in and out of memory. One CTA a
+multiprocessor stays on one head, so its weights are loaded once, and walks over requests. Each warp owns 16 value
+channels of the state, the same for every request, and a ring of shared-memory slots for them: the copy engine
+fills the slots of the next requests while the warp works on this one.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from runtime.kernels.common.cute_ops import (
+    WARP,
+    bf16_low,
+    copy_bulk,
+    fma,
+    load_bf16_bits,
+    load_int,
+    load_shared4,
+    load_state,
+    shared_bytes,
+    sigmoid,
+    store_bf16,
+    wait_pushes,
+    warp_sum,
+)
+from runtime.kernels.kda_decode.cute_kernel import HEAD, LANES, THREADS, WARPS, KdaDecode, at
+
+STAGES = 3  # states on their way or in use, per multiprocessor
+WARP_FLOATS = HEAD // WARPS * HEAD  # of a state, per warp
+
+
+class KdaDecodeStream(KdaDecode):
+    """One launch of one-token decode; `lanes` CTAs per head, each for every `lanes`-th request (at most 32)."""
+
+    def __init__(self, heads, lanes):
+        super().__init__(heads, tokens=1, cluster=1, resident=1)
+        self.lanes = lanes
+        self.smem_bytes = shared_bytes(4 * WARPS * STAGES * WARP_FLOATS + 4 * (4 * HEAD + WARPS) + 8 * WARPS * 4, 1)
+
+    @cute.jit
+    def __call__(
+        self,
+        projected,
+        f_b,
+        conv_weight,
+        A_log,
+        dt_bias,
+        norm_weight,
+        conv_state,
+        state,
+        slots,
+        accepted,
+        out,
+        lower_bound,
+        eps,
+        stream,
+    ):
+        """Launch for `slots.shape[0]` requests; `accepted` is not used."""
+        weights = (f_b, conv_weight, A_log, dt_bias, norm_weight)
+        self.kernel(projected, *weights, conv_state, state, slots, out, lower_bound, eps).launch(
+            grid=(self.lanes, self.heads, 1),
+            block=(THREADS, 1, 1),
+            smem=self.smem_bytes,
+            stream=stream,
+            use_pdl=True,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        projected: cute.Tensor,
+        f_b: cute.Tensor,
+        conv_weight: cute.Tensor,
+        A_log: cute.Tensor,
+        dt_bias: cute.Tensor,
+        norm_weight: cute.Tensor,
+        conv_state: cute.Tensor,
+        state: cute.Tensor,
+        slots: cute.Tensor,
+        out: cute.Tensor,
+        lower_bound: Float32,
+        eps: Float32,
+    ):
+        part, head, _ = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        lane, warp = thread % WARP, cute.arch.make_warp_uniform(thread // WARP)
+        cute.arch.griddepcontrol_launch_dependents()
+        smem = cutlass.utils.SmemAllocator()
+        ring = smem.allocate_tensor(Float32, cute.make_layout(WARPS * STAGES * WARP_FLOATS), 128).iterator
+        planes = cute.make_layout((4, 1, HEAD), stride=(HEAD, HEAD, 1))
+        vectors = smem.allocate_tensor(Float32, planes, 16)
+        squares = smem.allocate_tensor(Float32, cute.make_layout(WARPS), 16)
+        full = smem.allocate_array(cutlass.Uint64, WARPS * STAGES)
+        mine, my_ring = full + warp * STAGES, ring + warp * (STAGES * WARP_FLOATS)
+        if lane == 0:
+            for stage in cutlass.range_constexpr(STAGES):
+                cute.arch.mbarrier_init(mine + stage, 1)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_warp()
+
+        requests = slots.shape[0]
+        count = (requests - part + self.lanes - 1) // self.lanes
+        slot_of = Int32(0)  # lane i holds the slot of this CTA's i-th request
+        if lane < count:
+            slot_of = load_int(at(slots, part + lane * self.lanes, 0))
+        fragments = self._load_f_b(f_b, head, warp, lane)
+        channel = thread % HEAD
+        qk_column = (thread // HEAD) * self.width + head * HEAD + channel
+        v_column = 2 * self.width + head * HEAD + channel
+        qk_taps = load_state(at(conv_weight, qk_column, 0))
+        v_taps = load_state(at(conv_weight, v_column, 0))
+        slope = cute.math.exp(load_state(A_log.iterator + head, 1)[0], fastmath=True)
+        gate_channel = head * HEAD + 16 * warp + lane // 4
+        bias = [load_state(dt_bias.iterator + gate_channel + 8 * i, 1)[0] for i in range(2)]
+        step: cutlass.Constexpr = LANES // (2 * self.lane_rows)
+        row = warp * self.warp_rows + 2 * ((lane % 8) // step) + lane // LANES
+        out_channel = head * HEAD + row
+        norm = load_state(norm_weight.iterator + row, 1)[0]
+        owns = (lane % LANES >= 8) & (lane % step == 0)
+        cute.arch.griddepcontrol_wait()
+
+        for stage in cutlass.range_constexpr(STAGES):
+            self._request_state(state, slot_of, stage, count, head, warp, lane, my_ring, mine)
+        stage, phase = Int32(0), Int32(0)
+        for i in cutlass.range(count, unroll=1):
+            request = part + i * self.lanes
+            slot = cute.arch.shuffle_sync(slot_of, i)
+            cell = my_ring + stage * WARP_FLOATS
+            if slot > 0:
+                features = self._load_f_a(projected, request, lane)
+                qk_window = self._load_window(projected, conv_state, slot, 0, request, qk_column)
+                v_window = self._load_window(projected, conv_state, slot, 0, request, v_column)
+                beta = load_bf16_bits(at(projected, request, 4 * self.width + HEAD + head))
+                gate = load_bf16_bits(at(projected, request, 3 * self.width + out_channel))
+                self._forget(fragments, features, vectors, slope, bias, lower_bound, warp, lane)
+                vectors[thread // HEAD, 0, channel] = self._convolve(qk_window, qk_taps)
+                value = self._convolve(v_window, v_taps)
+                if thread < HEAD:
+                    vectors[3, 0, channel] = value
+                    self._store_window(v_window, conv_state, slot, v_column)
+                self._store_window(qk_window, conv_state, slot, qk_column)
+                wait_pushes(mine + stage, phase)
+                held = self._read_cell(cell, lane)
+                cute.arch.sync_threads()
+                o, held = self._delta_rule(held, vectors, 0, sigmoid(bf16_low(beta)), row, lane, step)
+                self._store_state_rows(held, state, slot, head, 0, warp, lane)
+                square = warp_sum(o * o if owns else Float32(0))
+                if lane == 0:
+                    squares[warp] = square
+                cute.arch.sync_threads()
+                total = self._sum_squares(squares)
+                scale = cute.math.rsqrt(fma(total, Float32(1 / HEAD), eps), fastmath=True)
+                if owns:
+                    store_bf16(at(out, request, out_channel), o * scale * norm * sigmoid(bf16_low(gate)))
+            else:
+                wait_pushes(mine + stage, phase)
+                if thread < HEAD:
+                    store_bf16(at(out, request, head * HEAD + thread), 0.0)
+            cute.arch.sync_warp()
+            self._request_state(state, slot_of, i + STAGES, count, head, warp, lane, my_ring, mine)
+            stage += 1
+            if stage == STAGES:
+                stage, phase = Int32(0), phase ^ 1
+
+    @cute.jit
+    def _request_state(self, state, slot_of, i, count, head, warp, lane, ring, full):
+        """Start copying this warp's rows of the CTA's `i`-th state; an inactive request completes at once."""
+        if i < count:
+            slot = cute.arch.shuffle_sync(slot_of, i)
+            stage = i % STAGES
+            if lane == 0:
+                if slot > 0:
+                    cute.arch.mbarrier_arrive_and_expect_tx(full + stage, 4 * WARP_FLOATS)
+                    source = at(state, slot, head, warp * self.warp_rows, 0)
+                    copy_bulk(ring + stage * WARP_FLOATS, source, 4 * WARP_FLOATS, full + stage)
+                else:
+                    cute.arch.mbarrier_arrive(full + stage)
+
+    @cute.jit
+    def _read_cell(self, cell, lane):
+        """This lane's state rows from the ring, in the layout of `_load_state_rows`."""
+        held = []
+        for r in cutlass.range_constexpr(self.lane_rows):
+            pointer = cell + (2 * r + lane // LANES) * HEAD + 4 * (lane % LANES)
+            held.append([*load_shared4(pointer), *load_shared4(pointer + HEAD // 2)])
+        return held
+
+    @cute.jit
+    def _sum_squares(self, squares):
+        low, high = load_shared4(squares.iterator), load_shared4(squares.iterator + 4)
+        return ((low[0] + low[1]) + (low[2] + low[3])) + ((high[0] + high[1]) + (high[2] + high[3]))
