@@ -1,15 +1,24 @@
 """Attention Residuals on a cluster of CTAs per token (device code).
 
 A token's `hidden` columns are cut over the CTAs of a cluster, eight columns a thread, so all sources of the token
-are read at once and stay in registers. Two exchanges through distributed shared memory join the CTAs: the score
-statistics of every source, then the mean square of the mixture. A CTA first adds up its warps, because the time
-of an exchange grows with the number of remote stores; then every CTA sends its sums to every CTA of the cluster,
-and everyone adds them in the same order. A token's bits do not depend on the batch.
+are read at once and stay in registers. Two exchanges through distributed shared memory join the CTAs:
+
+  1. dot product and square of every stored block; then everyone knows the blocks' shares relative to each other
+     and forms m = sum_i exp(s_i - top) block_i;
+  2. with p the prefix after the delta: p·w, p·p, m·p and m·m. The result is (a m + b p) / c with scalars a, b, c, so
+     its mean square follows from the last three and needs no exchange of its own.
+
+Only step 2 depends on the delta, which the preceding kernel writes. If the prefix and the blocks are settled (see
+`spec`), everything else happens before the dependency wait, while that kernel still runs.
+
+A CTA first adds up its warps, because the time of an exchange grows with the number of remote stores; then every
+CTA sends its sums to every CTA of the cluster, and everyone adds them in the same order. A token's bits do not
+depend on the batch.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int64
 
 from runtime.kernels.common.cute_ops import (
     WARP,
@@ -23,7 +32,6 @@ from runtime.kernels.common.cute_ops import (
     store_words,
     unpack,
     wait_pushes,
-    warp_sum,
     warp_sums,
 )
 
@@ -35,20 +43,23 @@ class AttnResCluster:
     """One launch of the operator; the constructor's arguments are compile-time.
 
     hidden: D. num_blocks: stored blocks among the sources. write: block that stores the new prefix, or None.
-    has_delta, has_norm: whether `delta` is added and `out_norm` applied. cluster: CTAs per token.
-    resident: CTAs that may share a multiprocessor.
+    has_delta, has_norm: whether `delta` is added and `out_norm` applied. settled: whether `prefix` and `blocks` may
+    be read before the dependency wait. cluster: CTAs per token. resident: CTAs that may share a multiprocessor.
     """
 
-    def __init__(self, hidden, num_blocks, write, has_delta, has_norm, cluster, resident):
+    def __init__(self, hidden, num_blocks, write, has_delta, has_norm, settled, cluster, resident):
         self.hidden, self.num_blocks, self.write = hidden, num_blocks, write
-        self.has_delta, self.has_norm, self.cluster = has_delta, has_norm, cluster
-        self.threads = hidden // cluster // COLUMNS
+        self.has_delta, self.has_norm, self.settled = has_delta, has_norm, settled
+        self.cluster, self.threads = cluster, hidden // cluster // COLUMNS
         self.warps = self.threads // WARP
-        self.padded = 1 << max(num_blocks - 1, 0).bit_length()  # blocks, rounded up to a power of two
-        self.rows = 2 * self.padded + 2 if num_blocks else 0  # [block dots | block squares | prefix dot, square]
         self.warps_padded = -(-self.warps // 4) * 4
-        stages = (self.rows + 1) * (self.warps_padded + MAX_CLUSTER)
-        self.smem_bytes = shared_bytes(4 * stages + 128, resident)
+        self.padded = 1 << max(num_blocks - 1, 0).bit_length()  # blocks, rounded up to a power of two
+        self.block_rows = 2 * self.padded if num_blocks else 0  # [dot of block i | square of block i]
+        # Without blocks the result is the prefix itself, and only its square is needed, if anything.
+        self.prefix_rows = 4 if num_blocks else int(has_norm)
+        rows = self.block_rows + max(self.prefix_rows, 1)
+        self.rows = rows
+        self.smem_bytes = shared_bytes(4 * rows * (self.warps_padded + MAX_CLUSTER) + 128, resident)
 
     @cute.jit
     def __call__(self, prefix, delta, blocks, score_norm, score_vec, out_norm, out, eps, out_eps, stream):
@@ -77,57 +88,38 @@ class AttnResCluster:
     ):
         part, token, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
+        place = (part, thread % WARP, thread // WARP)
         column = (part * self.threads + thread) * COLUMNS
-        boxes, barriers = self._open_exchange(thread)
-        cute.arch.griddepcontrol_launch_dependents()
+        row = prefix.iterator + Int64(token) * prefix.stride[0] + column
+        block_row = blocks.iterator + Int64(token) * blocks.stride[0] + column
+        exchange = self._open_exchange(thread)
         score_weight, gain = self._weights(score_norm, score_vec, out_norm, column)
-        cute.arch.griddepcontrol_wait()
+        if cutlass.const_expr(not self.settled):
+            self._wait()
 
-        row = prefix.iterator + cutlass.Int64(token) * prefix.stride[0] + column
-        block_row = blocks.iterator + cutlass.Int64(token) * blocks.stride[0] + column
-        sources = [load_activation(block_row + b * blocks.stride[1]) for b in range(self.num_blocks)]
         current = load_activation(row)
+        sources = [load_activation(block_row + b * blocks.stride[1]) for b in range(self.num_blocks)]
+        cute.arch.cluster_wait()
+        mix, top, whole = (Float32(0),) * COLUMNS, Float32(0), Float32(0)
+        if cutlass.const_expr(self.num_blocks > 0):
+            mix, top, whole = self._mix_blocks(sources, score_weight, exchange, eps, place)
+
+        if cutlass.const_expr(self.settled):
+            self._wait()
         if cutlass.const_expr(self.has_delta):
-            step = load_activation(delta.iterator + cutlass.Int64(token) * delta.stride[0] + column)
-            sums = [a + b for a, b in zip(unpack(current), unpack(step), strict=True)]
-            current = pack(sums)
+            step = load_activation(delta.iterator + Int64(token) * delta.stride[0] + column)
+            current = pack([a + b for a, b in zip(unpack(current), unpack(step), strict=True)])
             store_words(row, current)
         if cutlass.const_expr(self.write is not None):
             store_words(block_row + self.write * blocks.stride[1], current)
-
-        cute.arch.cluster_wait()
-        mix = unpack(current)
-        if cutlass.const_expr(self.num_blocks > 0):
-            sources.append(current)
-            shares = self._shares(sources, score_weight, boxes, barriers, eps, part, thread)
-            mix = self._mixture(sources, shares)
-        if cutlass.const_expr(self.has_norm):
-            scale = self._inverse_rms(mix, boxes, barriers, out_eps, part, thread)
-            mix = [value * scale * g for value, g in zip(mix, gain, strict=True)]
-        store_words(out.iterator + cutlass.Int64(token) * out.stride[0] + column, pack(mix))
+        result = self._join_prefix(unpack(current), mix, top, whole, score_weight, gain, exchange, eps, out_eps, place)
+        store_words(out.iterator + Int64(token) * out.stride[0] + column, pack(result))
 
     @cute.jit
-    def _open_exchange(self, thread):
-        """Allocate the rows of both exchanges and arm their barriers; the cluster may push after `cluster_wait`.
-
-        A row is one quantity: `stage` holds it per warp of this CTA, `inbox` per CTA of the cluster. The last row
-        belongs to the second exchange.
-        """
-        smem = cutlass.utils.SmemAllocator()
-        rows = self.rows + 1
-        stage = smem.allocate_tensor(
-            Float32, cute.make_layout((rows, self.warps_padded), stride=(self.warps_padded, 1)), 16
-        )
-        inbox = smem.allocate_tensor(Float32, cute.make_layout((rows, MAX_CLUSTER), stride=(MAX_CLUSTER, 1)), 16)
-        barriers = smem.allocate_array(cutlass.Uint64, 2)
-        if thread == 0:
-            cute.arch.mbarrier_init(barriers, 1)
-            cute.arch.mbarrier_init(barriers + 1, 1)
-            cute.arch.mbarrier_init_fence()
-            cute.arch.mbarrier_arrive_and_expect_tx(barriers, 4 * self.cluster * self.rows)
-            cute.arch.mbarrier_arrive_and_expect_tx(barriers + 1, 4 * self.cluster)
-        cute.arch.cluster_arrive_relaxed()
-        return (stage, inbox), barriers
+    def _wait(self):
+        """Wait for the preceding kernel, then let the next one start: it may rely on all before this one."""
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
 
     @cute.jit
     def _weights(self, score_norm, score_vec, out_norm, column):
@@ -141,82 +133,117 @@ class AttnResCluster:
             gain = unpack(load_weight(out_norm.iterator + column))
         return score_weight, gain
 
+    # ---- arithmetic ---------------------------------------------------------------------------------------
+
     @cute.jit
-    def _shares(self, sources, score_weight, boxes, barriers, eps, part, thread):
-        """Softmax shares of the sources, from their cluster-wide dot products and squares."""
-        lane, warp = thread % WARP, thread // WARP
-        dots, squares = [], []
-        for source in sources:
-            values = unpack(source)
-            dot, square = Float32(0), Float32(0)
-            for value, weight in zip(values, score_weight, strict=True):
-                dot, square = fma(value, weight, dot), fma(value, value, square)
-            dots.append(dot)
-            squares.append(square)
+    def _mix_blocks(self, sources, score_weight, exchange, eps, place):
+        """(sum of exp(s_i - top) block_i, top, sum of exp(s_i - top)) over the stored blocks."""
+        values = [unpack(source) for source in sources]
         fill = [Float32(0)] * (self.padded - self.num_blocks)
-        block_sum = warp_sums([*dots[:-1], *fill, *squares[:-1], *fill], lane)
-        prefix_sum = warp_sums([dots[-1], squares[-1]], lane)
-
-        stage, inbox = boxes
-        group = WARP // (2 * self.padded)  # lanes that hold the same block total
-        if lane % group == 0:
-            stage[lane // group, warp] = block_sum
-        if lane % 16 == 0:
-            stage[2 * self.padded + lane // 16, warp] = prefix_sum
-        cute.arch.sync_threads()
-        total = Float32(0)
-        if lane < self.rows:
-            total = self._sum(stage.iterator + lane * self.warps_padded, self.warps)
-            for step in cutlass.range_constexpr(cute.ceil_div(self.cluster, self.warps)):
-                peer = warp + step * self.warps
-                if peer < self.cluster:
-                    push(inbox.iterator + lane * MAX_CLUSTER + part, total, barriers, peer)
-        wait_pushes(barriers)
-        if lane < self.rows:
-            total = self._sum(inbox.iterator + lane * MAX_CLUSTER, self.cluster)
-
+        dots = [self._dot(value, score_weight) for value in values]
+        squares = [self._dot(value, value) for value in values]
+        totals = self._exchange([*dots, *fill, *squares, *fill], exchange, 0, place)
         scores = []
-        for i in cutlass.range_constexpr(self.num_blocks + 1):
-            at: cutlass.Constexpr = i if i < self.num_blocks else 2 * self.padded
-            step: cutlass.Constexpr = self.padded if i < self.num_blocks else 1
-            dot = cute.arch.shuffle_sync(total, at)
-            square = cute.arch.shuffle_sync(total, at + step)
-            scores.append(dot * self._rsqrt_mean(square, eps))
+        for i in cutlass.range_constexpr(self.num_blocks):
+            scores.append(totals[i] * self._rsqrt_mean(totals[self.padded + i], eps))
         top = scores[0]
         for score in scores[1:]:
             top = cute.arch.fmax(top, score)
-        shares = [cute.math.exp(score - top, fastmath=True) for score in scores]
-        whole = shares[0]
-        for share in shares[1:]:
+        mix, whole = [Float32(0)] * COLUMNS, Float32(0)
+        for value, score in zip(values, scores, strict=True):
+            share = cute.math.exp(score - top, fastmath=True)
             whole += share
-        inverse = cute.arch.rcp_approx(whole)
-        return [share * inverse for share in shares]
+            mix = [fma(share, x, old) for x, old in zip(value, mix, strict=True)]
+        return tuple(mix), top, whole
 
     @cute.jit
-    def _mixture(self, sources, shares):
-        """This thread's columns of the share-weighted sum of the sources."""
-        mix = [Float32(0)] * COLUMNS
-        for source, share in zip(sources, shares, strict=True):
-            mix = [fma(share, value, old) for value, old in zip(unpack(source), mix, strict=True)]
-        return mix
+    def _join_prefix(self, prefix, mix, top, whole, score_weight, gain, exchange, eps, out_eps, place):
+        """This thread's columns of the (normalised) mixture of the blocks and the prefix."""
+        if cutlass.const_expr(self.num_blocks == 0):
+            result = prefix
+            if cutlass.const_expr(self.has_norm):
+                square = self._exchange([self._dot(prefix, prefix)], exchange, 1, place)[0]
+                scale = self._rsqrt_mean(square, out_eps)
+                result = tuple(x * scale * g for x, g in zip(prefix, gain, strict=True))
+            return result
+        partial = [
+            self._dot(prefix, score_weight),
+            self._dot(prefix, prefix),
+            self._dot(mix, prefix),
+            self._dot(mix, mix),
+        ]
+        dot, square, cross, mix_square = self._exchange(partial, exchange, 1, place)
+        score = dot * self._rsqrt_mean(square, eps)
+        new_top = cute.arch.fmax(top, score)
+        old, new = cute.math.exp(top - new_top, fastmath=True), cute.math.exp(score - new_top, fastmath=True)
+        inverse = cute.arch.rcp_approx(fma(old, whole, new))
+        old, new = old * inverse, new * inverse
+        result = tuple(fma(old, m, new * p) for m, p in zip(mix, prefix, strict=True))
+        if cutlass.const_expr(self.has_norm):
+            total = fma(old * old, mix_square, fma(2.0 * old * new, cross, new * new * square))
+            scale = self._rsqrt_mean(total, out_eps)
+            result = tuple(x * scale * g for x, g in zip(result, gain, strict=True))
+        return result
 
     @cute.jit
-    def _inverse_rms(self, mix, boxes, barriers, out_eps, part, thread):
-        """`1 / sqrt(mean(mix²) + out_eps)` over the cluster's columns."""
-        lane, warp = thread % WARP, thread // WARP
-        stage, inbox = boxes
-        square = Float32(0)
-        for value in mix:
-            square = fma(value, value, square)
-        square = warp_sum(square)
-        if lane == 0:
-            stage[self.rows, warp] = square
+    def _dot(self, a, b):
+        total = Float32(0)
+        for x, y in zip(a, b, strict=True):
+            total = fma(x, y, total)
+        return total
+
+    @cute.jit
+    def _rsqrt_mean(self, square, eps):
+        return cute.math.rsqrt(fma(square, Float32(1 / self.hidden), eps), fastmath=True)
+
+    # ---- exchange -----------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _open_exchange(self, thread):
+        """Allocate the rows of both exchanges and arm their barriers; the cluster may push after `cluster_wait`.
+
+        A row is one quantity: `stage` holds it per warp of this CTA, `inbox` per CTA of the cluster.
+        """
+        smem = cutlass.utils.SmemAllocator()
+        stage = smem.allocate_tensor(
+            Float32, cute.make_layout((self.rows, self.warps_padded), stride=(self.warps_padded, 1)), 16
+        )
+        inbox = smem.allocate_tensor(
+            Float32, cute.make_layout((self.rows, MAX_CLUSTER), stride=(MAX_CLUSTER, 1)), 16
+        )
+        barriers = smem.allocate_array(cutlass.Uint64, 2)
+        if thread == 0:
+            cute.arch.mbarrier_init(barriers, 1)
+            cute.arch.mbarrier_init(barriers + 1, 1)
+            cute.arch.mbarrier_init_fence()
+            cute.arch.mbarrier_arrive_and_expect_tx(barriers, 4 * self.cluster * self.block_rows)
+            cute.arch.mbarrier_arrive_and_expect_tx(barriers + 1, 4 * self.cluster * self.prefix_rows)
+        cute.arch.cluster_arrive_relaxed()
+        return stage, inbox, barriers
+
+    @cute.jit
+    def _exchange(self, values, exchange, number: cutlass.Constexpr, place):
+        """Sums over the cluster of each of `values` (a power-of-two count), on every lane."""
+        part, lane, warp = place
+        stage, inbox, barriers = exchange
+        count: cutlass.Constexpr = len(values)
+        first: cutlass.Constexpr = self.block_rows if number == 1 else 0
+        group: cutlass.Constexpr = WARP // count  # lanes that hold the same total
+        warp_total = warp_sums(values, lane)
+        if lane % group == 0:
+            stage[first + lane // group, warp] = warp_total
         cute.arch.sync_threads()
-        if thread < self.cluster:
-            square = self._sum(stage.iterator + self.rows * self.warps_padded, self.warps)
-            push(inbox.iterator + self.rows * MAX_CLUSTER + part, square, barriers + 1, thread)
-        wait_pushes(barriers + 1)
-        return self._rsqrt_mean(self._sum(inbox.iterator + self.rows * MAX_CLUSTER, self.cluster), out_eps)
+        total = Float32(0)
+        if lane < count:
+            total = self._sum(stage.iterator + (first + lane) * self.warps_padded, self.warps)
+            for step in cutlass.range_constexpr(cute.ceil_div(self.cluster, self.warps)):
+                peer = warp + step * self.warps
+                if peer < self.cluster:
+                    push(inbox.iterator + (first + lane) * MAX_CLUSTER + part, total, barriers + number, peer)
+        wait_pushes(barriers + number)
+        if lane < count:
+            total = self._sum(inbox.iterator + (first + lane) * MAX_CLUSTER, self.cluster)
+        return [cute.arch.shuffle_sync(total, i) for i in range(count)]
 
     @cute.jit
     def _sum(self, row, count: cutlass.Constexpr):
@@ -228,7 +255,3 @@ class AttnResCluster:
         for value in values[1:count]:
             total += value
         return total
-
-    @cute.jit
-    def _rsqrt_mean(self, square, eps):
-        return cute.math.rsqrt(fma(square, Float32(1 / self.hidden), eps), fastmath=True)

@@ -24,14 +24,14 @@ def operands(hidden: int):
 
 
 @cache
-def compiled(hidden, num_blocks, write, has_delta, has_norm, cluster, resident, arch):
+def compiled(hidden, num_blocks, write, has_delta, has_norm, settled, cluster, resident, arch):
     """The compiled kernel of one call site and launch shape."""
-    kernel = AttnResCluster(hidden, num_blocks, write, has_delta, has_norm, cluster, resident)
+    kernel = AttnResCluster(hidden, num_blocks, write, has_delta, has_norm, settled, cluster, resident)
     return compile_kernel(kernel, *operands(hidden), arch=arch)
 
 
 def run(
-    prefix, delta, blocks, out, *, num_blocks, write, score_norm, score_vec, eps, out_norm, out_eps, cluster, resident
+    prefix, delta, blocks, out, *, num_blocks, write, score_norm, score_vec, eps, out_norm, out_eps, settled, cluster, resident
 ):
     """Launch on PyTorch's current stream; `prefix`, and `blocks[:, write]` if asked, are updated in place."""
     kernel = compiled(
@@ -40,6 +40,7 @@ def run(
         write,
         delta is not None,
         out_norm is not None,
+        settled,
         cluster,
         resident,
         gpu_arch(prefix.device.index),

@@ -2,13 +2,14 @@
 
 One cluster per (request, head); its CTAs cut the head's 128 value channels, which the delta rule never mixes, so
 each CTA keeps its rows of the state in registers and needs the others only for the mean square of the output
-norm. All memory that does not depend on arithmetic is requested before the first use: weights ahead of the
-dependency wait, then state, window and projections together, so a decode step pays one memory latency.
+norm. All memory that does not depend on arithmetic is requested before the first use: weights, and state and
+window if they are settled (see `spec`), ahead of the dependency wait; then the rest together.
 
-Phases, with one CTA barrier between 1 and 2:
-  1. F_B by tensor cores (a warp owns 16 key channels; tokens are the columns), convolution and SiLU of q, k, v.
-  2. the delta rule, token by token, rows private to 16 lanes. With S' the decayed state, e = beta (v - S'k) and
-     o = S'q + e (k·q), so both dot products of a row come from one pass over it.
+Phases, with CTA barriers between them:
+  1. F_B by tensor cores (a warp owns 16 key channels; tokens are the columns), convolution and SiLU of q, k, v;
+     then one warp per token forms the token's scalars.
+  2. the delta rule, token by token, rows private to 16 lanes, no barrier. With S' the decayed state,
+     e = beta (v - S'k) and o = S'q + e (k·q), so both dot products of a row come from one pass over it.
   3. gated RMSNorm after one exchange of partial squares through distributed shared memory.
 """
 
@@ -34,8 +35,8 @@ from runtime.kernels.common.cute_ops import (
     store_bf16,
     store_bf16_bits,
     store_floats,
+    store_shared4,
     wait_pushes,
-    warp_sum,
     warp_sums,
 )
 
@@ -59,18 +60,20 @@ class KdaDecode:
     """One launch of the operator; the constructor's arguments are compile-time.
 
     heads: local heads H. tokens: query tokens per request (1 is decode, 2…8 verify). cluster: CTAs per head.
-    resident: CTAs that share a multiprocessor, neither fewer (limits registers) nor more.
+    settled: whether `state` and `conv_state` may be read before the dependency wait. resident: CTAs that must fit
+    on a multiprocessor at once (limits registers). alone: whether no more than that may share it.
     """
 
-    def __init__(self, heads, tokens, cluster, resident, pad=0):
-        self.heads, self.tokens, self.cluster, self.resident = heads, tokens, cluster, resident
+    def __init__(self, heads, tokens, settled, cluster, resident, alone):
+        self.heads, self.tokens, self.settled = heads, tokens, settled
+        self.cluster, self.resident = cluster, resident
         self.width = heads * HEAD
         self.rows = HEAD // cluster  # value channels of a CTA
         self.warp_rows = self.rows // WARPS
         self.lane_rows = self.warp_rows * LANES // WARP
         self.partials = WARPS * cluster
-        needed = 4 * tokens * (4 * HEAD + self.partials) + 64
-        self.smem_bytes = shared_bytes(needed, pad) if pad else needed
+        needed = 4 * tokens * (4 * HEAD + 4 + self.partials) + 64
+        self.smem_bytes = shared_bytes(needed, resident) if alone else needed
 
     @cute.jit
     def __call__(
@@ -100,7 +103,7 @@ class KdaDecode:
             stream=stream,
             use_pdl=True,
             min_blocks_per_mp=self.resident,
-            preferred_smem_carveout=-1,
+            preferred_smem_carveout=-1,  # the driver's choice; without a value the DSL asks the driver
         )
 
     @cute.kernel
@@ -122,13 +125,12 @@ class KdaDecode:
     ):
         part, head, request = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        cute.arch.griddepcontrol_launch_dependents()
         start = Int32(0)
         if cutlass.const_expr(self.tokens > 1):
             start = load_int(accepted.iterator + request) - 1
         slot = load_int(at(slots, request, start))
         if slot <= 0:
-            cute.arch.griddepcontrol_wait()
+            self._wait()
             if thread < self.rows:
                 for t in cutlass.range_constexpr(self.tokens):
                     channel = head * HEAD + part * self.rows + thread
@@ -144,7 +146,7 @@ class KdaDecode:
         f_b, conv_weight, A_log, dt_bias, norm_weight = weights
         part, head, request, lane, warp, thread = place
         slots, slot, start = slot_of
-        vectors, mailbox, barrier = self._open_exchange(thread)
+        vectors, scalars, mailbox, barrier = self._open_exchange(thread)
 
         # Weights, ahead of the wait. Threads 0-127 convolve q and v, threads 128-255 k.
         fragments = self._load_f_b(f_b, head, warp, lane)
@@ -162,20 +164,24 @@ class KdaDecode:
         row = warp * self.warp_rows + 2 * ((lane % 8) // step) + lane // LANES
         out_channel = head * HEAD + part * self.rows + row
         norm = load_state(norm_weight.iterator + part * self.rows + row, 1)[0]
-        cute.arch.griddepcontrol_wait()
-
-        first = request * self.tokens
-        held = self._load_state_rows(state, slot, head, part, warp, lane)
-        features = self._load_f_a(projected, first, lane)
         conv_slot = slot
         if cutlass.const_expr(self.tokens > 1):
             conv_slot = load_int(at(slots, request, 0))
-        qk_window = self._load_window(projected, conv_state, conv_slot, start, first, qk_column)
-        v_window = self._load_window(projected, conv_state, conv_slot, start, first, v_column)
-        betas, gates = [], []
-        for t in cutlass.range_constexpr(self.tokens):
-            betas.append(load_bf16_bits(at(projected, first + t, 4 * self.width + HEAD + head)))
-            gates.append(load_bf16_bits(at(projected, first + t, 3 * self.width + out_channel)))
+        targets = [load_int(at(slots, request, t)) for t in range(self.tokens)]
+        if cutlass.const_expr(not self.settled):
+            self._wait()
+        held = self._load_state_rows(state, slot, head, part, warp, lane)
+        qk_window = self._load_window(conv_state, conv_slot, start, qk_column)
+        v_window = self._load_window(conv_state, conv_slot, start, v_column)
+        if cutlass.const_expr(self.settled):
+            self._wait()
+
+        first = request * self.tokens
+        features = self._load_f_a(projected, first, lane)
+        qk_window += self._load_inputs(projected, first, qk_column)
+        v_window += self._load_inputs(projected, first, v_column)
+        betas = self._load_inputs(projected, first, 4 * self.width + HEAD + head)
+        gates = self._load_inputs(projected, first, 3 * self.width + out_channel)
 
         self._forget(fragments, features, vectors, slope, bias, lower_bound, warp, lane)
         for t in cutlass.range_constexpr(self.tokens):
@@ -184,28 +190,37 @@ class KdaDecode:
             if thread < self.rows:
                 vectors[V, t, channel] = value
         cute.arch.sync_threads()
-        cute.arch.cluster_wait()
+        if cutlass.const_expr(self.tokens > 1):
+            if warp < self.tokens:
+                self._store_scalars(vectors, scalars, warp, lane)
+            cute.arch.sync_threads()
 
-        outputs = []
+        outputs, squares = [], []
         owns = (lane % LANES >= 8) & (lane % step == 0)
+        operands = self._token_vectors(vectors, 0, row, lane)
         for t in cutlass.range_constexpr(self.tokens):
-            o, held = self._delta_rule(held, vectors, t, sigmoid(bf16_low(betas[t])), row, lane, step)
-            target = slot
+            following = operands
+            if cutlass.const_expr(t + 1 < self.tokens):
+                following = self._token_vectors(vectors, t + 1, row, lane)
             if cutlass.const_expr(self.tokens > 1):
-                target = load_int(at(slots, request, t))
-            if target > 0:
-                self._store_state_rows(held, state, target, head, part, warp, lane)
-            square = warp_sum(o * o if owns else Float32(0))
-            if lane < self.cluster:
-                push(mailbox.iterator + t * self.partials + part * WARPS + warp, square, barrier, lane)
+                scale = load_shared4(scalars.iterator + 4 * t)
+            else:
+                scale = self._scalars(operands[0], operands[1], lane, LANES)
+            o, held = self._delta_rule(held, operands, scale, sigmoid(bf16_low(betas[t])), lane, step)
+            if targets[t] > 0:
+                self._store_state_rows(held, state, targets[t], head, part, warp, lane)
+            squares.append(o * o if owns else Float32(0))
             outputs.append(o)
+            operands = following
+        cute.arch.cluster_wait()
+        self._push_squares(squares, mailbox, barrier, part, warp, lane)
 
         wait_pushes(barrier)
         for t in cutlass.range_constexpr(self.tokens):
             total = self._add_up(mailbox.iterator + t * self.partials)
-            scale = cute.math.rsqrt(fma(total, Float32(1 / HEAD), eps), fastmath=True)
+            rms = cute.math.rsqrt(fma(total, Float32(1 / HEAD), eps), fastmath=True)
             if owns:
-                y = outputs[t] * scale * norm * sigmoid(bf16_low(gates[t]))
+                y = outputs[t] * rms * norm * sigmoid(bf16_low(gates[t]))
                 store_bf16(at(out, first + t, out_channel), y)
         # Every CTA of the cluster has read the q and k windows before it pushed, so CTA 0 may replace them now.
         if part == 0:
@@ -214,11 +229,18 @@ class KdaDecode:
             self._store_window(v_window, conv_state, conv_slot, v_column)
 
     @cute.jit
+    def _wait(self):
+        """Wait for the preceding kernel, then let the next one start: it may rely on all before this one."""
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+    @cute.jit
     def _open_exchange(self, thread):
         """Allocate shared memory and arm the barrier; the cluster may push after `cluster_wait`."""
         smem = cutlass.utils.SmemAllocator()
         planes = cute.make_layout((4, self.tokens, HEAD), stride=(self.tokens * HEAD, HEAD, 1))
         vectors = smem.allocate_tensor(Float32, planes, 16)
+        scalars = smem.allocate_tensor(Float32, cute.make_layout((self.tokens, 4), stride=(4, 1)), 16)
         boxes = cute.make_layout((self.tokens, self.partials), stride=(self.partials, 1))
         mailbox = smem.allocate_tensor(Float32, boxes, 16)
         barrier = smem.allocate_array(cutlass.Uint64, 1)
@@ -227,7 +249,7 @@ class KdaDecode:
             cute.arch.mbarrier_init_fence()
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, 4 * self.tokens * self.partials)
         cute.arch.cluster_arrive_relaxed()
-        return vectors, mailbox, barrier
+        return vectors, scalars, mailbox, barrier
 
     # ---- phase 1: forget gate and convolution -------------------------------------------------------------
 
@@ -268,11 +290,14 @@ class KdaDecode:
                 vectors[DECAY, token, 16 * warp + lane // 4 + 8 * (j // 2)] = decay
 
     @cute.jit
-    def _load_window(self, projected, conv_state, slot, start, first, column):
-        """BF16 bits of a channel's three taps before the step, then its inputs of the step."""
-        window = [load_bf16_bits(at(conv_state, slot, start + i, column)) for i in range(TAPS - 1)]
-        window += [load_bf16_bits(at(projected, first + t, column)) for t in range(self.tokens)]
-        return window
+    def _load_window(self, conv_state, slot, start, column):
+        """BF16 bits of a channel's three taps before the step."""
+        return [load_bf16_bits(at(conv_state, slot, start + i, column)) for i in range(TAPS - 1)]
+
+    @cute.jit
+    def _load_inputs(self, projected, first, column):
+        """BF16 bits of one projected column for every token of the step."""
+        return [load_bf16_bits(at(projected, first + t, column)) for t in range(self.tokens)]
 
     @cute.jit
     def _convolve(self, window, taps):
@@ -317,27 +342,62 @@ class KdaDecode:
         return [*load_shared4(pointer), *load_shared4(pointer + HEAD // 2)]
 
     @cute.jit
-    def _delta_rule(self, held, vectors, token, beta, row, lane, step):
-        """One token. Returns (output of row `row`, valid in the upper half of the group; new state rows)."""
-        q, k = self._columns(vectors, Q, token, lane), self._columns(vectors, K, token, lane)
-        decay = self._columns(vectors, DECAY, token, lane)
+    def _token_vectors(self, vectors, token, row, lane):
+        """(q, k, decay) of this lane's columns and the value of `row`."""
+        columns = [self._columns(vectors, plane, token, lane) for plane in (Q, K, DECAY)]
+        return (*columns, vectors[V, token, row])
+
+    @cute.jit
+    def _scalars(self, q, k, lane, lanes: cutlass.Constexpr):
+        """(query scale, key scale, scaled q·k) of a token from this lane's columns, over groups of `lanes` lanes."""
+        sums = warp_sums([self._dot(q, q), self._dot(k, k), self._dot(q, k), Float32(0)], lane, lanes)
+        group = lane - lane % lanes
+        q_square = cute.arch.shuffle_sync(sums, group)
+        k_square = cute.arch.shuffle_sync(sums, group + lanes // 4)
+        product = cute.arch.shuffle_sync(sums, group + lanes // 2)
+        q_scale = cute.math.rsqrt(q_square + 1e-6, fastmath=True) * HEAD**-0.5
+        k_scale = cute.math.rsqrt(k_square + 1e-6, fastmath=True)
+        return q_scale, k_scale, product * q_scale * k_scale
+
+    @cute.jit
+    def _store_scalars(self, vectors, scalars, token, lane):
+        """One warp: the scalars of one token, to shared memory."""
+        base = vectors.iterator + token * HEAD + 4 * lane
+        q, k = load_shared4(base), load_shared4(base + self.tokens * HEAD)
+        q_scale, k_scale, product = self._scalars(q, k, lane, WARP)
+        if lane == 0:
+            store_shared4(scalars.iterator + 4 * token, (q_scale, k_scale, product, Float32(0)))
+
+    @cute.jit
+    def _delta_rule(self, held, operands, scale, beta, lane, step):
+        """One token. Returns (output, new state rows); the output is valid in the upper half of a group."""
+        q, k, decay, value = operands
+        q_scale, k_scale, product = scale[0], scale[1], scale[2]
         held = [[s * d for s, d in zip(line, decay, strict=True)] for line in held]
         dots = [self._dot(line, k) for line in held] + [self._dot(line, q) for line in held]
         total = warp_sums(dots, lane, LANES)
-        norms = warp_sums([self._dot(q, q), self._dot(k, k), self._dot(q, k), Float32(0)], lane, LANES)
-        group = lane - lane % LANES
-        q_scale = cute.math.rsqrt(cute.arch.shuffle_sync(norms, group) + 1e-6, fastmath=True) * HEAD**-0.5
-        k_scale = cute.math.rsqrt(cute.arch.shuffle_sync(norms, group + 4) + 1e-6, fastmath=True)
-        qk = cute.arch.shuffle_sync(norms, group + 8) * q_scale * k_scale
-
-        error = beta * (vectors[V, token, row] - total * k_scale)  # valid in the lower half of the group
-        o = fma(cute.arch.shuffle_sync_bfly(error, 8), qk, total * q_scale)
+        error = beta * (value - total * k_scale)  # valid in the lower half of the group
+        o = fma(cute.arch.shuffle_sync_bfly(error, 8), product, total * q_scale)
         key = [x * k_scale for x in k]
+        group = lane - lane % LANES
         updated = []
         for r in cutlass.range_constexpr(self.lane_rows):
             row_error = cute.arch.shuffle_sync(error, group + r * step)
             updated.append([fma(row_error, x, s) for x, s in zip(key, held[r], strict=True)])
         return o, updated
+
+    @cute.jit
+    def _push_squares(self, squares, mailbox, barrier, part, warp, lane):
+        """Send this warp's sum of squares of every token to every CTA of the cluster."""
+        count: cutlass.Constexpr = 1 << (self.tokens - 1).bit_length()
+        group: cutlass.Constexpr = WARP // count  # lanes that hold the same token's sum
+        total = warp_sums([*squares, *[Float32(0)] * (count - self.tokens)], lane)
+        token = lane // group
+        if token < self.tokens:
+            for first in cutlass.range_constexpr(0, self.cluster, group):
+                peer = first + lane % group
+                if peer < self.cluster:
+                    push(mailbox.iterator + token * self.partials + part * WARPS + warp, total, barrier, peer)
 
     @cute.jit
     def _dot(self, a, b):

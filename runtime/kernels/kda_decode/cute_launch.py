@@ -33,15 +33,20 @@ def operands(heads: int):
 
 
 @cache
-def compiled(heads, tokens, cluster, resident, pad, arch):
-    """The compiled kernel of one head count, query length and launch shape."""
-    if cluster == 0:
-        return compile_kernel(KdaDecodeStream(heads, resident), *operands(heads), arch=arch)
-    return compile_kernel(KdaDecode(heads, tokens, cluster, resident, pad), *operands(heads), arch=arch)
+def compiled(heads, tokens, settled, shape, arch):
+    """The compiled kernel of one head count, query length and launch shape (see `run`)."""
+    if shape[0] == "stream":
+        kernel = KdaDecodeStream(heads, settled, shape[1])
+    else:
+        kernel = KdaDecode(heads, tokens, settled, *shape)
+    return compile_kernel(kernel, *operands(heads), arch=arch)
 
 
-def run(projected, weights, conv_state, state, slots, accepted, out, *, lower_bound, eps, cluster, resident, pad=0):
-    """Launch on PyTorch's current stream; `conv_state` and `state` are updated in place."""
+def run(projected, weights, conv_state, state, slots, accepted, out, *, lower_bound, eps, settled, shape):
+    """Launch on PyTorch's current stream; `conv_state` and `state` are updated in place.
+
+    shape: (cluster, resident, alone) of `KdaDecode`, or ("stream", lanes) of `KdaDecodeStream`.
+    """
     heads, tokens = state.shape[1], projected.shape[0] // slots.shape[0]
-    kernel = compiled(heads, tokens, cluster, resident, pad, gpu_arch(projected.device.index))
+    kernel = compiled(heads, tokens, settled, shape, gpu_arch(projected.device.index))
     kernel(projected, *weights, conv_state, state, slots, accepted, out, lower_bound, eps)

@@ -15,7 +15,6 @@ from runtime.kernels.common.cute_ops import (
     bf16_low,
     copy_bulk,
     fma,
-    load_bf16_bits,
     load_int,
     load_shared4,
     load_state,
@@ -34,8 +33,8 @@ WARP_FLOATS = HEAD // WARPS * HEAD  # of a state, per warp
 class KdaDecodeStream(KdaDecode):
     """One launch of one-token decode; `lanes` CTAs per head, each for every `lanes`-th request (at most 32)."""
 
-    def __init__(self, heads, lanes):
-        super().__init__(heads, tokens=1, cluster=1, resident=1)
+    def __init__(self, heads, settled, lanes):
+        super().__init__(heads, tokens=1, settled=settled, cluster=1, resident=1, alone=True)
         self.lanes = lanes
         self.smem_bytes = shared_bytes(4 * WARPS * STAGES * WARP_FLOATS + 4 * (4 * HEAD + WARPS) + 8 * WARPS * 4, 1)
 
@@ -87,7 +86,6 @@ class KdaDecodeStream(KdaDecode):
         part, head, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         lane, warp = thread % WARP, cute.arch.make_warp_uniform(thread // WARP)
-        cute.arch.griddepcontrol_launch_dependents()
         smem = cutlass.utils.SmemAllocator()
         ring = smem.allocate_tensor(Float32, cute.make_layout(WARPS * STAGES * WARP_FLOATS), 128).iterator
         planes = cute.make_layout((4, 1, HEAD), stride=(HEAD, HEAD, 1))
@@ -120,10 +118,12 @@ class KdaDecodeStream(KdaDecode):
         out_channel = head * HEAD + row
         norm = load_state(norm_weight.iterator + row, 1)[0]
         owns = (lane % LANES >= 8) & (lane % step == 0)
-        cute.arch.griddepcontrol_wait()
-
+        if cutlass.const_expr(not self.settled):
+            self._wait()
         for stage in cutlass.range_constexpr(STAGES):
             self._request_state(state, slot_of, stage, count, head, warp, lane, my_ring, mine)
+        if cutlass.const_expr(self.settled):
+            self._wait()
         stage, phase = Int32(0), Int32(0)
         for i in cutlass.range(count, unroll=1):
             request = part + i * self.lanes
@@ -131,10 +131,12 @@ class KdaDecodeStream(KdaDecode):
             cell = my_ring + stage * WARP_FLOATS
             if slot > 0:
                 features = self._load_f_a(projected, request, lane)
-                qk_window = self._load_window(projected, conv_state, slot, 0, request, qk_column)
-                v_window = self._load_window(projected, conv_state, slot, 0, request, v_column)
-                beta = load_bf16_bits(at(projected, request, 4 * self.width + HEAD + head))
-                gate = load_bf16_bits(at(projected, request, 3 * self.width + out_channel))
+                qk_window = self._load_window(conv_state, slot, 0, qk_column)
+                v_window = self._load_window(conv_state, slot, 0, v_column)
+                qk_window += self._load_inputs(projected, request, qk_column)
+                v_window += self._load_inputs(projected, request, v_column)
+                beta = self._load_inputs(projected, request, 4 * self.width + HEAD + head)[0]
+                gate = self._load_inputs(projected, request, 3 * self.width + out_channel)[0]
                 self._forget(fragments, features, vectors, slope, bias, lower_bound, warp, lane)
                 vectors[thread // HEAD, 0, channel] = self._convolve(qk_window, qk_taps)
                 value = self._convolve(v_window, v_taps)
@@ -145,16 +147,18 @@ class KdaDecodeStream(KdaDecode):
                 wait_pushes(mine + stage, phase)
                 held = self._read_cell(cell, lane)
                 cute.arch.sync_threads()
-                o, held = self._delta_rule(held, vectors, 0, sigmoid(bf16_low(beta)), row, lane, step)
+                operands = self._token_vectors(vectors, 0, row, lane)
+                scale = self._scalars(operands[0], operands[1], lane, LANES)
+                o, held = self._delta_rule(held, operands, scale, sigmoid(bf16_low(beta)), lane, step)
                 self._store_state_rows(held, state, slot, head, 0, warp, lane)
                 square = warp_sum(o * o if owns else Float32(0))
                 if lane == 0:
                     squares[warp] = square
                 cute.arch.sync_threads()
                 total = self._sum_squares(squares)
-                scale = cute.math.rsqrt(fma(total, Float32(1 / HEAD), eps), fastmath=True)
+                rms = cute.math.rsqrt(fma(total, Float32(1 / HEAD), eps), fastmath=True)
                 if owns:
-                    store_bf16(at(out, request, out_channel), o * scale * norm * sigmoid(bf16_low(gate)))
+                    store_bf16(at(out, request, out_channel), o * rms * norm * sigmoid(bf16_low(gate)))
             else:
                 wait_pushes(mine + stage, phase)
                 if thread < HEAD:

@@ -112,12 +112,12 @@ class SkinnyGemm:
 
         first = part * (self.k // BLOCK // self.splits) + warp
         requests = self._requests(w_copy, w_map, w_ring)
-        cute.arch.griddepcontrol_launch_dependents()
         ahead: cutlass.Constexpr = min(self.depth, self.blocks)
         for slot in cutlass.range_constexpr(ahead):
             block, at = first + slot * self.warps, warp * self.depth + slot
             self._request_weights(w_copy, requests, tile, block, at, mine + slot)
         cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
         for slot in cutlass.range_constexpr(ahead):
             block, at = first + slot * self.warps, warp * self.depth + slot
             self._request_tokens(x, block, x_ring + at * (self.tokens * BLOCK), mine + slot, lane)
