@@ -17,8 +17,7 @@ depend on the batch.
 """
 
 import cutlass
-import cutlass.cute as cute
-from cutlass import Float32, Int64
+from cutlass import Float32, Int64, cute
 
 from runtime.kernels.common.cute_ops import (
     WARP,
@@ -112,7 +111,9 @@ class AttnResCluster:
             store_words(row, current)
         if cutlass.const_expr(self.write is not None):
             store_words(block_row + self.write * blocks.stride[1], current)
-        result = self._join_prefix(unpack(current), mix, top, whole, score_weight, gain, exchange, eps, out_eps, place)
+        result = self._join_prefix(
+            unpack(current), mix, top, whole, score_weight, gain, exchange, eps, out_eps, place
+        )
         store_words(out.iterator + Int64(token) * out.stride[0] + column, pack(result))
 
     @cute.jit

@@ -5,7 +5,10 @@ from functools import cache
 import cutlass
 
 from runtime.kernels.attn_res.cute_kernel import AttnResCluster
-from runtime.kernels.common.cute_compile import compile_kernel, gpu_arch, symbol, tensor
+from runtime.kernels.common.audit import Limits
+from runtime.kernels.common.builds import Build
+from runtime.kernels.common.cute_compile import compile_image, compile_kernel, symbol, tensor
+from runtime.kernels.common.device import arch_of
 
 
 def operands(hidden: int):
@@ -31,7 +34,21 @@ def compiled(hidden, num_blocks, write, has_delta, has_norm, settled, cluster, r
 
 
 def run(
-    prefix, delta, blocks, out, *, num_blocks, write, score_norm, score_vec, eps, out_norm, out_eps, settled, cluster, resident
+    prefix,
+    delta,
+    blocks,
+    out,
+    *,
+    num_blocks,
+    write,
+    score_norm,
+    score_vec,
+    eps,
+    out_norm,
+    out_eps,
+    settled,
+    cluster,
+    resident,
 ):
     """Launch on PyTorch's current stream; `prefix`, and `blocks[:, write]` if asked, are updated in place."""
     kernel = compiled(
@@ -43,7 +60,7 @@ def run(
         settled,
         cluster,
         resident,
-        gpu_arch(prefix.device.index),
+        arch_of(prefix.device),
     )
     kernel(
         prefix,
@@ -55,4 +72,39 @@ def run(
         out,
         eps,
         out_eps,
+    )
+
+
+ROLES = ("state", "activation", "state", "weight", "weight", "weight", "output", "scalar", "scalar")
+
+
+def builds() -> list[Build]:
+    """The call sites and launch shapes that CI compiles and audits."""
+    sites = [  # (num_blocks, write, has_delta, has_norm)
+        (0, 0, False, True),
+        (1, None, True, True),
+        (3, 3, True, True),
+        (8, None, True, True),
+        (8, None, True, False),
+    ]
+    shapes = [(7, 1), (2, 2)]
+    return [
+        _build(AttnResCluster(7168, *site, settled, *shape))
+        for site in sites
+        for settled in (False, True)
+        for shape in shapes
+        if site[0] in (0, 8) or (settled, shape) == (True, (7, 1))
+    ]
+
+
+def _build(kernel: AttnResCluster) -> Build:
+    name = f"attn_res blocks={kernel.num_blocks} write={kernel.write} norm={kernel.has_norm} "
+    return Build(
+        name + f"settled={kernel.settled} cluster={kernel.cluster}",
+        lambda target: compile_image(kernel, *operands(kernel.hidden), arch=target),
+        # Without a delta the kernel's second argument is the prefix again.
+        ROLES if kernel.has_delta else ("state", "state", *ROLES[2:]),
+        settled=kernel.settled,
+        dynamic_shared_bytes=kernel.smem_bytes,
+        limits=Limits(registers=168, must_contain=("STAS", "LDG.E.NA.128")),
     )

@@ -32,7 +32,12 @@ class Limits:
 
 
 def audit(
-    image: bytes, roles: dict[int, Role], *, settled: bool = False, pdl: bool = True, limits: Limits | None = None
+    image: bytes,
+    roles: dict[int, Role],
+    *,
+    settled: bool = False,
+    pdl: bool = True,
+    limits: Limits | None = None,
 ) -> list[str]:
     """Return every violation in a cubin as one line each; an empty list means that it passes.
 
@@ -42,7 +47,7 @@ def audit(
     """
     problems = []
     for kernel in disassemble(image):
-        found = _missing_roles(kernel, roles) or _check(kernel, analyse(kernel), roles, settled, pdl)
+        found = _missing_roles(kernel, roles) or _check(analyse(kernel), roles, settled, pdl)
         found += _check_limits(kernel, limits or Limits())
         problems += [f"{kernel.name[:48]}: {text}" for text in found]
     return problems
@@ -52,7 +57,7 @@ def _missing_roles(kernel: Kernel, roles) -> list[str]:
     return [f"parameter {p.ordinal} has no role" for p in kernel.parameters if p.ordinal not in roles]
 
 
-def _check(kernel: Kernel, flow: Flow, roles, settled, pdl) -> list[str]:
+def _check(flow: Flow, roles, settled, pdl) -> list[str]:
     problems = []
     for access in flow.accesses:
         names = {roles[o] for o in access.ordinals} - {"scalar"}

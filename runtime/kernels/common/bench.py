@@ -6,13 +6,15 @@ there sits in the L2 cache. Programmatic dependent launch stays active inside th
 uses it. Replays of all contenders alternate, so that clock and temperature drift hit them alike.
 """
 
+import argparse
 import json
 import os
 import statistics
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import torch
@@ -75,7 +77,9 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def measure(contenders: dict[str, Sequence[Call]], *, min_calls: int = 64, rounds: int = 15) -> dict[str, Timing]:
+def measure(
+    contenders: dict[str, Sequence[Call]], *, min_calls: int = 64, rounds: int = 15
+) -> dict[str, Timing]:
     """Per-call times of all contenders, measured in `rounds` alternating replays after two unmeasured ones."""
     graphs, counts, samples = {}, {}, {name: [] for name in contenders}
     for name, calls in contenders.items():
@@ -94,7 +98,8 @@ def measure(contenders: dict[str, Sequence[Call]], *, min_calls: int = 64, round
             for name, begin, end in pending:
                 samples[name].append(begin.elapsed_time(end) * 1e3 / counts[name])
     return {
-        name: Timing(statistics.median(times), min(times), max(times), len(times)) for name, times in samples.items()
+        name: Timing(statistics.median(times), min(times), max(times), len(times))
+        for name, times in samples.items()
     }
 
 
@@ -112,9 +117,12 @@ def machine() -> dict:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = None
-    commit = os.environ.get("K3_COMMIT") or subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = (
+        os.environ.get("K3_COMMIT")
+        or subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+    )
     return {"gpu": torch.cuda.get_device_name(), "driver": driver, "commit": commit, "versions": versions}
 
 
@@ -124,3 +132,67 @@ def append(path: Path, results: Sequence[Result]) -> None:
     with path.open("a", encoding="utf-8") as log:
         for result in results:
             log.write(result.line() + "\n")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a benchmark: calls per contender over the same number of buffer sets.
+
+    moved_bytes: that must move through device memory once per call. ours: the contender whose speedup is reported.
+    """
+
+    values: dict
+    moved_bytes: int
+    contenders: dict[str, Sequence[Call]]
+    ours: str = "k3"
+    min_calls: int = 64
+
+
+def peer(module: str, name: str) -> object | None:
+    """An implementation from another package, or None if it is not installed."""
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, OSError):
+        return None
+
+
+def require_green(op: str) -> None:
+    """Run the operator's tests, GPU tests included; exit unless all pass: a wrong kernel has no speed."""
+    folder = Path(__file__).parents[1] / op
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", str(folder)], check=False)
+    if done.returncode:
+        raise SystemExit(f"{op}: its tests fail, so there is nothing to measure")
+
+
+def main(op: str, cases: Callable[[], Iterable[Case]]) -> None:
+    """Command line of an operator's bench: test, measure every case, print a table, append to the log."""
+    parser = argparse.ArgumentParser(prog=f"python -m runtime.kernels.{op}.bench", description=cases.__doc__)
+    parser.add_argument(
+        "--log", type=Path, default=Path("docs/log") / f"{op}.jsonl", help="JSON-lines log to append to"
+    )
+    parser.add_argument(
+        "--skip-tests", action="store_true", help="measure without testing first; prints no speedup"
+    )
+    options = parser.parse_args()
+    if not options.skip_tests:
+        require_green(op)
+    where = machine()
+    for case in cases():
+        times = measure(case.contenders, min_calls=case.min_calls)
+        results = [
+            Result(op, case.values, name, time, case.moved_bytes, machine=where)
+            for name, time in times.items()
+        ]
+        append(options.log, results)
+        print(describe(case, times, speedup=not options.skip_tests), flush=True)
+
+
+def describe(case: Case, times: dict[str, Timing], *, speedup: bool = True) -> str:
+    """One line for people: µs, GB/s and share of the byte floor of our kernel, then every peer."""
+    floor = case.moved_bytes / H200_BYTES_PER_S * 1e6
+    mine = times[case.ours].median_us
+    label = " ".join(f"{name}={value}" for name, value in case.values.items())
+    rate = f"{mine:7.2f} us  {case.moved_bytes / mine / 1e3:5.0f} GB/s  {floor / mine:4.0%} of floor"
+    peers = [(name, t.median_us) for name, t in times.items() if name != case.ours]
+    beside = [f"{name} {us:.2f}" + (f" ({us / mine:.2f}x)" if speedup else "") for name, us in peers]
+    return f"{label:28s} {rate}  | " + ", ".join(beside)

@@ -1,22 +1,13 @@
 """Compiling CuTe DSL kernels: for the GPU at hand, or for any target on a machine without one."""
 
 import tempfile
-from functools import cache
 from pathlib import Path
 
-import cutlass.cute as cute
 import torch
-from cutlass import BFloat16, Float32, Int32
+from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 DTYPES = {torch.bfloat16: BFloat16, torch.float32: Float32, torch.int32: Int32}
-
-
-@cache
-def gpu_arch(device_index: int = 0) -> str:
-    """The DSL's name of a GPU's architecture, with its own features: "sm_90a", "sm_100a", …"""
-    major, minor = torch.cuda.get_device_capability(device_index)
-    return f"sm_{major}{minor}a"
 
 
 def symbol(divisibility: int = 1):

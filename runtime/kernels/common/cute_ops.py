@@ -9,8 +9,7 @@ for activations nor stay ahead of the wait for weights.
 from functools import wraps
 
 import cutlass
-import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Float32, Int32, Uint32, cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
@@ -271,7 +270,13 @@ def load_shared4(pointer):
 @_op
 def load_shared_words(pointer):
     """Four 32-bit words from shared memory."""
-    return "ld.shared.v4.b32 {$0,$1,$2,$3}, [$4];", "=r,=r,=r,=r,r,~{memory}", (pointer,), (Uint32,) * 4, False
+    return (
+        "ld.shared.v4.b32 {$0,$1,$2,$3}, [$4];",
+        "=r,=r,=r,=r,r,~{memory}",
+        (pointer,),
+        (Uint32,) * 4,
+        False,
+    )
 
 
 @_op

@@ -13,10 +13,27 @@ from dataclasses import dataclass
 from runtime.kernels.common.sass import Instruction, Kernel
 
 _CONSTANT = re.compile(r"c\[0x0\]\[(0x[0-9a-f]+)\]")
-_PARAMETER_POINTER = {0x210: 0x198, 0x380: 0x348}  # constant base -> where the address of the parameters is kept
+_PARAMETER_POINTER = {
+    0x210: 0x198,
+    0x380: 0x348,
+}  # constant base -> where the address of the parameters is kept
 LOADS = ("LDG", "LDGSTS", "UBLKCP", "UBLKPF", "UTMALDG", "UTMAPF", "LD", "ATOMG", "ATOM")
 STORES = ("STG", "ST", "UTMASTG", "UBLKRED", "UTMAREDG", "ATOMG", "ATOM", "RED", "REDG")
-_FORGETS = (*LOADS, "LDS", "LDSM", "LDL", "SHFL", "S2R", "S2UR", "CS2R", "MUFU", "HMMA", "IMMA", "QMMA", "REDUX")
+_FORGETS = (
+    *LOADS,
+    "LDS",
+    "LDSM",
+    "LDL",
+    "SHFL",
+    "S2R",
+    "S2UR",
+    "CS2R",
+    "MUFU",
+    "HMMA",
+    "IMMA",
+    "QMMA",
+    "REDUX",
+)
 _FLOAT = ("F", "H", "D", "I2F", "F2F")
 
 Origin = tuple[str, int]  # ("parameter", ordinal) or ("address", byte offset in the parameter space)
@@ -111,7 +128,11 @@ def _value(kernel, instruction, known):
     if instruction.base in _FORGETS or (instruction.base.startswith(_FLOAT) and instruction.base != "FLO"):
         return frozenset()
     origins = _origins(kernel, instruction, known, instruction.sources)
-    if instruction.base in ("UIADD3", "IADD3", "VIADD"):  # address of a parameter + immediate: a place among them
+    if instruction.base in (
+        "UIADD3",
+        "IADD3",
+        "VIADD",
+    ):  # address of a parameter + immediate: a place among them
         step = sum(int(o, 16) for o in instruction.operands if re.fullmatch(r"-?0x[0-9a-f]+", o))
         origins = frozenset((kind, value + step if kind == "address" else value) for kind, value in origins)
     return origins

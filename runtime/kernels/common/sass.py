@@ -129,7 +129,9 @@ class Instruction:
         found = []
         read = self.operands[skip:]
         for place, operand in enumerate(read):
-            addend = "WIDE" in self.opcode and place == len(read) - 1  # the 64-bit operand of a widening multiply
+            addend = (
+                "WIDE" in self.opcode and place == len(read) - 1
+            )  # the 64-bit operand of a widening multiply
             found += registers(operand, 2 if addend or "[" in operand else spread)
         return tuple(found)
 
@@ -194,7 +196,9 @@ class Kernel:
             following[i] = self._next(i, place, held)
             for target in following[i]:
                 old = joins[target] or {}
-                merged = {b: old.get(b, frozenset()) | held.get(b, frozenset()) for b in old.keys() | held.keys()}
+                merged = {
+                    b: old.get(b, frozenset()) | held.get(b, frozenset()) for b in old.keys() | held.keys()
+                }
                 if joins[target] is None or merged != old:
                     joins[target] = merged
                     heapq.heappush(work, target)
@@ -203,7 +207,9 @@ class Kernel:
     def _next(self, i, place, held):
         instruction = self.code[i]
         following = [i + 1] if i + 1 < len(self.code) else []
-        targets = [place[label] for o in instruction.operands for label in _LABEL.findall(o) if label in place]
+        targets = [
+            place[label] for o in instruction.operands for label in _LABEL.findall(o) if label in place
+        ]
         conditional = instruction.guard is not None or (
             bool(instruction.operands) and bool(_PREDICATE.fullmatch(instruction.operands[0]))
         )
@@ -249,7 +255,9 @@ def _layout(text):
             kernel = found.setdefault(match[1], [0, [], None])
         elif match := re.search(r"EIATTR_(\w+)", line):
             attribute = match[1]
-        elif kernel is not None and (match := re.search(r"Ordinal : (\w+)\s+Offset  : (\w+)\s+Size    : (\w+)", line)):
+        elif kernel is not None and (
+            match := re.search(r"Ordinal : (\w+)\s+Offset  : (\w+)\s+Size    : (\w+)", line)
+        ):
             kernel[1].append(Parameter(*(int(value, 16) for value in match.groups())))
         elif kernel is not None and (match := re.search(r"Value:\s+(.*)", line)):
             values = [int(value, 16) for value in re.findall(r"0x\w+", match[1])]

@@ -14,8 +14,7 @@ Phases, with CTA barriers between them:
 """
 
 import cutlass
-import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, cute
 
 from runtime.kernels.common.cute_ops import (
     WARP,
@@ -138,7 +137,9 @@ class KdaDecode:
         else:
             place = (part, head, request, thread % WARP, thread // WARP, thread)
             weights = (f_b, conv_weight, A_log, dt_bias, norm_weight)
-            self._request(projected, weights, conv_state, state, (slots, slot, start), out, lower_bound, eps, place)
+            self._request(
+                projected, weights, conv_state, state, (slots, slot, start), out, lower_bound, eps, place
+            )
 
     @cute.jit
     def _request(self, projected, weights, conv_state, state, slot_of, out, lower_bound, eps, place):

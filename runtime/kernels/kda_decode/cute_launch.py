@@ -5,8 +5,11 @@ from functools import cache
 import cutlass
 import torch
 
-from runtime.kernels.common.cute_compile import compile_kernel, gpu_arch, symbol, tensor
-from runtime.kernels.kda_decode.cute_kernel import HEAD, TAPS, KdaDecode
+from runtime.kernels.common.audit import Limits
+from runtime.kernels.common.builds import Build
+from runtime.kernels.common.cute_compile import compile_image, compile_kernel, symbol, tensor
+from runtime.kernels.common.device import arch_of
+from runtime.kernels.kda_decode.cute_kernel import HEAD, TAPS, THREADS, KdaDecode
 from runtime.kernels.kda_decode.cute_stream import KdaDecodeStream
 
 
@@ -48,5 +51,57 @@ def run(projected, weights, conv_state, state, slots, accepted, out, *, lower_bo
     shape: (cluster, resident, alone) of `KdaDecode`, or ("stream", lanes) of `KdaDecodeStream`.
     """
     heads, tokens = state.shape[1], projected.shape[0] // slots.shape[0]
-    kernel = compiled(heads, tokens, settled, shape, gpu_arch(projected.device.index))
+    kernel = compiled(heads, tokens, settled, shape, arch_of(projected.device))
     kernel(projected, *weights, conv_state, state, slots, accepted, out, lower_bound, eps)
+
+
+ROLES = (
+    "activation",  # projected
+    "weight",  # f_b
+    "weight",  # conv_weight
+    "weight",  # A_log
+    "weight",  # dt_bias
+    "weight",  # norm_weight
+    "state",  # conv_state
+    "state",
+    "table",  # slots
+    "table",  # accepted
+    "output",
+    "scalar",
+    "scalar",
+)
+
+
+def builds() -> list[Build]:
+    """The launch shapes that CI compiles and audits."""
+    decode = [KdaDecode(12, 1, settled, *shape) for settled, shape in _DECODE_SHAPES]
+    verify = [KdaDecode(heads, tokens, True, *shape) for heads, tokens, shape in _VERIFY_SHAPES]
+    streams = [KdaDecodeStream(12, settled, 11) for settled in (False, True)]
+    return [_build(kernel) for kernel in (*decode, *verify)] + [
+        _build(kernel, stream=True) for kernel in streams
+    ]
+
+
+_DECODE_SHAPES = [
+    (False, (4, 2, False)),
+    (True, (4, 2, False)),
+    (True, (2, 2, False)),
+    (False, (1, 2, False)),
+    (True, (1, 1, False)),
+]
+_VERIFY_SHAPES = [(12, 8, (4, 1, False)), (12, 8, (2, 2, False)), (6, 3, (4, 1, False))]
+
+
+def _build(kernel: KdaDecode, stream: bool = False) -> Build:
+    kind = "stream" if stream else f"cluster={kernel.cluster}"
+    return Build(
+        f"kda_decode heads={kernel.heads} tokens={kernel.tokens} settled={kernel.settled} {kind}",
+        lambda target: compile_image(kernel, *operands(kernel.heads), arch=target),
+        ROLES[:9] + ROLES[10:] if stream else ROLES,
+        settled=kernel.settled,
+        dynamic_shared_bytes=kernel.smem_bytes,
+        limits=Limits(
+            min(255, 65536 // (THREADS * kernel.resident)),
+            must_contain=("HMMA", "UBLKCP" if stream else "STAS"),
+        ),
+    )

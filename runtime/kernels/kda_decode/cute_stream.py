@@ -7,8 +7,7 @@ fills the slots of the next requests while the warp works on this one.
 """
 
 import cutlass
-import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, cute
 
 from runtime.kernels.common.cute_ops import (
     WARP,
@@ -21,7 +20,6 @@ from runtime.kernels.common.cute_ops import (
     shared_bytes,
     sigmoid,
     store_bf16,
-    wait_pushes,
     warp_sum,
 )
 from runtime.kernels.kda_decode.cute_kernel import HEAD, LANES, THREADS, WARPS, KdaDecode, at
@@ -36,7 +34,9 @@ class KdaDecodeStream(KdaDecode):
     def __init__(self, heads, settled, lanes):
         super().__init__(heads, tokens=1, settled=settled, cluster=1, resident=1, alone=True)
         self.lanes = lanes
-        self.smem_bytes = shared_bytes(4 * WARPS * STAGES * WARP_FLOATS + 4 * (4 * HEAD + WARPS) + 8 * WARPS * 4, 1)
+        self.smem_bytes = shared_bytes(
+            4 * WARPS * STAGES * WARP_FLOATS + 4 * (4 * HEAD + WARPS) + 8 * WARPS * 4, 1
+        )
 
     @cute.jit
     def __call__(
@@ -144,8 +144,10 @@ class KdaDecodeStream(KdaDecode):
                     vectors[3, 0, channel] = value
                     self._store_window(v_window, conv_state, slot, v_column)
                 self._store_window(qk_window, conv_state, slot, qk_column)
-                wait_pushes(mine + stage, phase)
+                cute.arch.mbarrier_wait(mine + stage, phase)
                 held = self._read_cell(cell, lane)
+                cute.arch.sync_warp()
+                self._request_state(state, slot_of, i + STAGES, count, head, warp, lane, my_ring, mine)
                 cute.arch.sync_threads()
                 operands = self._token_vectors(vectors, 0, row, lane)
                 scale = self._scalars(operands[0], operands[1], lane, LANES)
@@ -160,11 +162,11 @@ class KdaDecodeStream(KdaDecode):
                 if owns:
                     store_bf16(at(out, request, out_channel), o * rms * norm * sigmoid(bf16_low(gate)))
             else:
-                wait_pushes(mine + stage, phase)
+                cute.arch.mbarrier_wait(mine + stage, phase)
                 if thread < HEAD:
                     store_bf16(at(out, request, head * HEAD + thread), 0.0)
-            cute.arch.sync_warp()
-            self._request_state(state, slot_of, i + STAGES, count, head, warp, lane, my_ring, mine)
+                cute.arch.sync_warp()
+                self._request_state(state, slot_of, i + STAGES, count, head, warp, lane, my_ring, mine)
             stage += 1
             if stage == STAGES:
                 stage, phase = Int32(0), phase ^ 1

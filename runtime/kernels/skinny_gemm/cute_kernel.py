@@ -13,8 +13,7 @@ order: a row's bits depend on (warps, splits) alone, not on the other rows.
 """
 
 import cutlass
-import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Uint32
+from cutlass import BFloat16, Float32, Int32, Uint32, cute
 from cutlass.cute.nvgpu import cpasync
 
 from runtime.kernels.common.cute_ops import (
@@ -43,10 +42,13 @@ class SkinnyGemm:
 
     k: columns of the weight. tile: weight rows of a CTA (a multiple of 8; of 16 for "situ"). tokens: M rounded up
     to 8, 16, 32 or 64. warps: per CTA. depth: slots in a warp's ring. splits: CTAs that share a tile, each with a
-    part of K. resident: CTAs that may share a multiprocessor. epilogue: "bf16", "fp32", or "situ" (first half of the weight's rows is gate, second half up; BF16 out).
+    part of K. resident: CTAs that may share a multiprocessor. epilogue: "bf16", "fp32", or "situ" (first half of the
+    weight's rows is gate, second half up; BF16 out).
     """
 
-    def __init__(self, k, tile, tokens, warps, depth, splits, resident, epilogue, situ_beta=4.0, situ_linear_beta=25.0):
+    def __init__(
+        self, k, tile, tokens, warps, depth, splits, resident, epilogue, situ_beta=4.0, situ_linear_beta=25.0
+    ):
         self.k, self.tile, self.tokens, self.resident = k, tile, tokens, resident
         self.fragments = -(-tile // 16)  # of 16 weight rows
         self.warps, self.depth, self.splits, self.epilogue = warps, depth, splits, epilogue
@@ -146,7 +148,9 @@ class SkinnyGemm:
             cute.arch.cluster_wait()
             self._exchange(partial, mailbox, full + slots, part, thread)
             wait_pushes(full + slots)
-            self._finish(mailbox, self.splits, self.share * self.tile, part * self.share, self.share, out, tile, thread)
+            self._finish(
+                mailbox, self.splits, self.share * self.tile, part * self.share, self.share, out, tile, thread
+            )
         else:
             self._finish(partial, self.warps, self.tokens * self.tile, 0, self.tokens, out, tile, thread)
 
@@ -177,7 +181,9 @@ class SkinnyGemm:
             rows = tile
             if cutlass.const_expr(self.halves == 2):
                 rows = tile + half * cute.arch.grid_dim()[1]
-            cute.copy(copy, source[None, rows, block], shared[None, slot * self.halves + half], tma_bar_ptr=barrier)
+            cute.copy(
+                copy, source[None, rows, block], shared[None, slot * self.halves + half], tma_bar_ptr=barrier
+            )
 
     @cute.jit
     def _request_tokens(self, x, block, slot, barrier, lane):

@@ -4,8 +4,13 @@ from functools import cache
 
 import torch
 
-from runtime.kernels.common.cute_compile import compile_kernel, gpu_arch, symbol, tensor
+from runtime.kernels.common.audit import Limits
+from runtime.kernels.common.builds import TARGETS, Build
+from runtime.kernels.common.cute_compile import compile_image, compile_kernel, symbol, tensor
+from runtime.kernels.common.device import arch_of
 from runtime.kernels.skinny_gemm.cute_kernel import SkinnyGemm
+from runtime.kernels.skinny_gemm.plans import Bucket, Plan
+from runtime.kernels.skinny_gemm.table import PLANS
 
 
 def operands(k: int, epilogue: str):
@@ -17,13 +22,40 @@ def operands(k: int, epilogue: str):
 
 
 @cache
-def compiled(k, tile, tokens, warps, depth, splits, resident, epilogue, arch):
-    """The compiled kernel of one K, launch shape and epilogue; any N and any M up to `tokens`."""
-    kernel = SkinnyGemm(k, tile, tokens, warps, depth, splits, resident, epilogue)
+def compiled(k, warps, splits, rows, tile, depth, resident, epilogue, arch):
+    """The compiled kernel of one K, launch shape and epilogue; any N and any M up to `rows`."""
+    kernel = SkinnyGemm(k, tile, rows, warps, depth, splits, resident, epilogue)
     return compile_kernel(kernel, *operands(k, epilogue), arch=arch)
 
 
-def run(x, w, out, *, tile, tokens, warps, depth, splits, resident, epilogue="bf16"):
+def run(x, w, out, *, plan: Plan, bucket: Bucket, epilogue: str) -> None:
     """Launch on PyTorch's current stream."""
-    arch = gpu_arch(x.device.index)
-    compiled(x.shape[1], tile, tokens, warps, depth, splits, resident, epilogue, arch)(x, w, out)
+    shape = (plan.warps, plan.splits, bucket.rows, bucket.tile, bucket.depth, bucket.resident)
+    compiled(x.shape[1], *shape, epilogue, arch_of(x.device))(x, w, out)
+
+
+ROLES = ("weight", "scalar", "activation", "output")  # the weight's tensor map and its layout come first
+
+
+def builds() -> list[Build]:
+    """What CI compiles and audits: for Hopper the smallest and largest batch of every weight, else a selection."""
+    found = []
+    for (n, k, epilogue), plan in PLANS.items():
+        for bucket in {plan.buckets[0], plan.buckets[-1]}:
+            everywhere = (n, k) in ((6288, 7168), (896, 7168), (7168, 1536)) or epilogue == "situ"
+            found.append(_build(n, k, epilogue, plan, bucket, TARGETS if everywhere else TARGETS[:1]))
+    return found
+
+
+def _build(n, k, epilogue, plan, bucket, targets) -> Build:
+    kernel = SkinnyGemm(
+        k, bucket.tile, bucket.rows, plan.warps, bucket.depth, plan.splits, bucket.resident, epilogue
+    )
+    return Build(
+        f"skinny_gemm {n}x{k} {epilogue} rows={bucket.rows}",
+        lambda target: compile_image(kernel, *operands(k, epilogue), arch=target),
+        ROLES,
+        targets=targets,
+        dynamic_shared_bytes=kernel.smem_bytes,
+        limits=Limits(stack_bytes=8, must_contain=("UTMALDG", "LDGSTS", "HMMA")),
+    )

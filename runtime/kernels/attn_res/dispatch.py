@@ -1,0 +1,94 @@
+"""Bind Attention Residuals to a call site: choose an implementation once, then call it."""
+
+from torch import Tensor
+
+from runtime.kernels.attn_res.spec import AttnResSpec, check, check_weights, unsupported
+from runtime.kernels.common.device import arch_of, missing_packages, supports_pdl
+from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record
+
+# (most tokens, CTAs per token, CTAs that share a multiprocessor): the fastest of the measured shapes. Few tokens are
+# latency-bound and want many CTAs; with many tokens the exchanges between CTAs cost more than they save.
+SHAPES = {
+    True: ((4, 7, 1), (16, 7, 2), (None, 2, 2)),
+    False: ((8, 7, 1), (16, 7, 2), (32, 4, 2), (None, 2, 2)),
+}
+
+
+def launch_shape(spec: AttnResSpec, tokens: int) -> tuple[int, int]:
+    """(cluster, resident) of the cluster kernel for a number of tokens."""
+    fitting = [s for s in SHAPES[spec.settled] if s[0] is None or tokens <= s[0]]
+    for _, cluster, resident in fitting:
+        if spec.hidden % (cluster * 256) == 0:
+            return cluster, resident
+    return next((c, 2) for c in (4, 2) if spec.hidden % (c * 256) == 0)
+
+
+def choose_attn_res(spec: AttnResSpec, arch: str, requested: str = AUTO) -> Choice:
+    """Choose among "cute" (the cluster kernel) and "triton" (the fallback)."""
+    variants = (
+        Variant(
+            "cute",
+            (*unsupported(spec, arch), *missing_packages("cutlass")),
+            "measured faster than triton at every batch",
+        ),
+        Variant("triton", missing_packages("triton"), fallback=True),
+    )
+    return choose("attn_res", variants, requested)
+
+
+class AttnRes:
+    """The operator at one call site, with its weights.
+
+    score_norm, score_vec: [D] BF16, and out_norm: [D] BF16 or None, as in `reference`. provider: "auto", "cute" or
+    "triton". Raises ValueError if the weights do not fit `spec` or an explicit provider cannot run.
+    """
+
+    def __init__(
+        self,
+        spec: AttnResSpec,
+        score_norm: Tensor,
+        score_vec: Tensor,
+        out_norm: Tensor | None = None,
+        *,
+        provider: str = AUTO,
+    ) -> None:
+        check_weights(spec, score_norm, score_vec, out_norm)
+        self.spec = spec
+        self.choice = choose_attn_res(spec, arch_of(score_norm.device), provider)
+        self._fixed = {
+            "num_blocks": spec.num_blocks,
+            "write": spec.write,
+            "score_norm": score_norm,
+            "score_vec": score_vec,
+            "eps": spec.eps,
+            "out_norm": out_norm if spec.has_norm else None,
+            "out_eps": spec.out_eps,
+        }
+
+    def __call__(self, prefix: Tensor, delta: Tensor | None, blocks: Tensor, out: Tensor) -> Tensor:
+        """Write the result to `out` and return it; update `prefix` (and `blocks[:, write]`) in place."""
+        check(self.spec, prefix, delta, blocks, out)
+        record(self.choice)
+        if prefix.shape[0] == 0:
+            return out
+        if self.choice.variant == "cute":
+            from runtime.kernels.attn_res import cute_launch
+
+            cluster, resident = launch_shape(self.spec, prefix.shape[0])
+            cute_launch.run(
+                prefix,
+                delta,
+                blocks,
+                out,
+                settled=self.spec.settled,
+                cluster=cluster,
+                resident=resident,
+                **self._fixed,
+            )
+        else:
+            from runtime.kernels.attn_res import triton_kernel
+
+            triton_kernel.run(
+                prefix, delta, blocks, out, pdl=supports_pdl(arch_of(prefix.device)), **self._fixed
+            )
+        return out

@@ -1,0 +1,40 @@
+"""What CI compiles and audits of each kernel, for every target, on a machine without a GPU."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from runtime.kernels.common.audit import Limits, Role, audit
+
+TARGETS = ("sm_90a", "sm_100a", "sm_103a")
+
+
+@dataclass(frozen=True)
+class Build:
+    """One kernel variant.
+
+    image: compiles it for a target and returns the cubin. roles: of the kernel's parameters, in order (see
+    `audit`). settled, pdl: as in `audit`. targets: that it is compiled for.
+    dynamic_shared_bytes: what the launch asks for.
+    """
+
+    name: str
+    image: Callable[[str], bytes]
+    roles: tuple[Role, ...]
+    settled: bool = False
+    pdl: bool = True
+    targets: tuple[str, ...] = TARGETS
+    dynamic_shared_bytes: int = 0
+    limits: Limits = field(default_factory=Limits)
+
+    def problems(self, target: str) -> list[str]:
+        """Compile for `target` and return every violation of the rules and limits."""
+        found = audit(
+            self.image(target),
+            dict(enumerate(self.roles)),
+            settled=self.settled,
+            pdl=self.pdl,
+            limits=self.limits,
+        )
+        if self.dynamic_shared_bytes > 232448:  # 227 KB, the most a block may have on all three targets
+            found.append(f"{self.dynamic_shared_bytes} bytes of shared memory, limit 232448")
+        return found

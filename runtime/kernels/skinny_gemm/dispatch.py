@@ -1,0 +1,89 @@
+"""Bind a projection to a call site: choose an implementation per number of rows once, then call it."""
+
+import torch
+from torch import Tensor
+
+from runtime.kernels.common.activations import situ
+from runtime.kernels.common.device import arch_of, missing_packages
+from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record
+from runtime.kernels.skinny_gemm.plans import Bucket, Plan, default_plan
+from runtime.kernels.skinny_gemm.spec import MAX_ROWS, SkinnyGemmSpec, check, check_weight, unsupported
+from runtime.kernels.skinny_gemm.table import PLANS
+
+MARGIN = 0.98  # of cuBLAS's time: what is not faster than that is not taken
+
+
+def plan_of(spec: SkinnyGemmSpec) -> Plan | None:
+    """The measured plan of a weight, else one by rule, else None."""
+    return PLANS.get((spec.n, spec.k, spec.epilogue)) or default_plan(spec.n, spec.k, spec.epilogue)
+
+
+def choose_skinny_gemm(spec: SkinnyGemmSpec, rows: int, arch: str, requested: str = AUTO) -> Choice:
+    """Choose among "cute" (the streaming kernel) and "cublas" (through PyTorch) for `rows` rows."""
+    reasons = [*unsupported(spec, arch), *missing_packages("cutlass")]
+    plan = None if reasons else plan_of(spec)
+    bucket = plan.bucket(rows) if plan else None
+    if not reasons and bucket is None:
+        reasons.append(f"no launch shape for {rows} rows")
+    why = ""
+    if bucket is not None and requested == AUTO:
+        slow = _slow(spec, bucket)
+        reasons += [slow] if slow else []
+        why = f"measured {bucket.us} us, cuBLAS {bucket.cublas_us}"
+    variants = (Variant("cute", tuple(reasons), why), Variant("cublas", fallback=True))
+    return choose("skinny_gemm", variants, requested)
+
+
+def _slow(spec: SkinnyGemmSpec, bucket: Bucket) -> str:
+    """Why automatic choice does not take a runnable kernel, or ""."""
+    if bucket.us is None:
+        return f"{spec.n} x {spec.k} with {bucket.rows} rows was not measured"
+    if bucket.us > MARGIN * bucket.cublas_us:
+        return f"measured {bucket.us} us, cuBLAS {bucket.cublas_us}"
+    return ""
+
+
+class SkinnyGemm:
+    """`x @ weight.T` with an epilogue, for one weight [n, k] BF16.
+
+    provider: "auto", "cute" or "cublas". Raises ValueError if the weight does not fit `spec` or an explicit provider
+    cannot run. With more than 64 rows automatic choice takes cuBLAS.
+    """
+
+    def __init__(self, spec: SkinnyGemmSpec, weight: Tensor, *, provider: str = AUTO) -> None:
+        check_weight(spec, weight)
+        self.spec, self.weight = spec, weight
+        self._provider, self._arch = provider, arch_of(weight.device)
+        self._choices = [
+            choose_skinny_gemm(spec, rows, self._arch, provider) for rows in range(1, MAX_ROWS + 1)
+        ]
+
+    def choice(self, rows: int) -> Choice:
+        """What a call with `rows` rows runs, and why."""
+        if rows <= MAX_ROWS:
+            return self._choices[max(rows, 1) - 1]
+        return choose_skinny_gemm(self.spec, rows, self._arch, self._provider)
+
+    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
+        """Write the product of x [M, k] to `out` [M, columns] and return it."""
+        check(self.spec, x, out)
+        choice = self.choice(x.shape[0])
+        record(choice)
+        if x.shape[0] == 0:
+            return out
+        if choice.variant == "cublas":
+            return self._cublas(x, out)
+        from runtime.kernels.skinny_gemm import cute_launch
+
+        plan = plan_of(self.spec)
+        bucket = plan.bucket(x.shape[0])
+        cute_launch.run(x, self.weight, out, plan=plan, bucket=bucket, epilogue=self.spec.epilogue)
+        return out
+
+    def _cublas(self, x: Tensor, out: Tensor) -> Tensor:
+        if self.spec.epilogue == "bf16":
+            return torch.mm(x, self.weight.T, out=out)
+        if self.spec.epilogue == "fp32":
+            return out.copy_(torch.mm(x, self.weight.T, out_dtype=torch.float32))
+        gate, up = torch.chunk(torch.mm(x, self.weight.T), 2, dim=-1)
+        return out.copy_(situ(gate, up))

@@ -1,0 +1,229 @@
+"""Measured launch shapes of Kimi K3's projections, by (n, k, epilogue).
+
+One H200, calls chained in a CUDA graph over rotating weights, cuBLAS in the same run; how and when: `docs/log.md`.
+Of the pairs (warps, splits), each weight has the one with the least summed time over 1, 8, 16 and 32 rows.
+"""
+
+from runtime.kernels.skinny_gemm.plans import Bucket, Plan
+
+PLANS: dict[tuple[int, int, str], Plan] = {
+    (6288, 7168, "bf16"): Plan(  # KDA in-projection, TP8
+        7,
+        1,
+        (
+            Bucket(8, 48, 4, 1, 21.60, 26.12),
+            Bucket(16, 48, 3, 1, 22.75, 25.93),
+            Bucket(32, 48, 3, 1, 24.10, 27.30),
+            Bucket(64, 48, 2, 1, 27.84, 25.52),
+        ),
+    ),
+    (3648, 7168, "bf16"): Plan(  # MLA in-projection, TP8
+        7,
+        1,
+        (
+            Bucket(8, 32, 6, 1, 13.09, 20.35),
+            Bucket(16, 32, 5, 1, 13.61, 19.85),
+            Bucket(32, 32, 3, 1, 15.20, 20.38),
+            Bucket(64, 32, 2, 1, 19.86, 20.36),
+        ),
+    ),
+    (7168, 1536, "bf16"): Plan(  # KDA and MLA o_proj, TP8
+        8,
+        1,
+        (
+            Bucket(8, 56, 3, 1, 6.05, 8.74),
+            Bucket(16, 56, 3, 1, 6.67, 8.57),
+            Bucket(32, 56, 2, 1, 7.87, 8.59),
+        ),
+    ),
+    (896, 7168, "fp32"): Plan(  # router
+        7,
+        4,
+        (
+            Bucket(8, 32, 4, 1, 4.65, 9.51),
+            Bucket(16, 32, 4, 1, 5.11, 8.95),
+            Bucket(32, 32, 3, 1, 6.00, 9.15),
+            Bucket(64, 32, 2, 1, 7.78, 9.86),
+        ),
+    ),
+    (3584, 7168, "bf16"): Plan(  # latent down
+        8,
+        2,
+        (
+            Bucket(8, 56, 3, 1, 12.77, 18.11),
+            Bucket(16, 56, 3, 1, 13.19, 18.46),
+            Bucket(32, 56, 2, 1, 15.41, 18.86),
+        ),
+    ),
+    (7168, 3584, "bf16"): Plan(  # latent up
+        8,
+        1,
+        (
+            Bucket(8, 56, 3, 1, 12.79, 19.04),
+            Bucket(16, 56, 3, 1, 13.41, 16.18),
+            Bucket(32, 56, 2, 1, 15.31, 16.19),
+        ),
+    ),
+    (1536, 7168, "bf16"): Plan(  # shared gate and up, MLA gate, TP8
+        14,
+        2,
+        (
+            Bucket(8, 24, 3, 1, 6.43, 11.55),
+            Bucket(16, 24, 3, 1, 6.93, 10.97),
+            Bucket(32, 24, 2, 1, 8.31, 11.13),
+        ),
+    ),
+    (7168, 768, "bf16"): Plan(  # shared down TP8, o_proj TP16
+        6,
+        1,
+        (
+            Bucket(8, 80, 2, 1, 3.66, 5.55),
+            Bucket(16, 80, 2, 1, 4.43, 5.83),
+            Bucket(32, 64, 2, 1, 5.86, 5.92),
+            Bucket(64, 64, 2, 1, 8.65, 6.12),
+        ),
+    ),
+    (2304, 1536, "bf16"): Plan(  # MLA q_b, TP8
+        8,
+        1,
+        (
+            Bucket(8, 24, 3, 2, 2.75, 5.69),
+            Bucket(16, 24, 3, 1, 3.22, 5.83),
+            Bucket(32, 24, 3, 1, 3.90, 6.06),
+            Bucket(64, 24, 2, 1, 5.73, 5.89),
+        ),
+    ),
+    (8448, 7168, "bf16"): Plan(  # dense gate and up, TP8
+        4,
+        1,
+        (
+            Bucket(8, 64, 6, 1, 28.87, 30.99),
+            Bucket(16, 64, 5, 1, 30.13, 32.44),
+            Bucket(32, 64, 4, 1, 31.29, 32.79),
+            Bucket(64, 64, 3, 1, 34.59, 33.99),
+        ),
+    ),
+    (7168, 4224, "bf16"): Plan(  # dense down, TP8
+        6,
+        1,
+        (
+            Bucket(8, 56, 4, 1, 14.87, 20.69),
+            Bucket(16, 56, 4, 1, 15.49, 18.03),
+            Bucket(32, 56, 3, 1, 17.31, 18.41),
+            Bucket(64, 56, 2, 1, 22.28, 18.21),
+        ),
+    ),
+    (20480, 7168, "bf16"): Plan(  # lm_head, TP8
+        4,
+        1,
+        (
+            Bucket(8, 80, 5, 1, 68.61, 82.37),
+            Bucket(16, 80, 4, 1, 70.18, 78.32),
+            Bucket(32, 80, 1, 2, 71.99, 76.39),
+            Bucket(64, 80, 3, 1, 80.04, 75.81),
+        ),
+    ),
+    (3216, 7168, "bf16"): Plan(  # KDA in-projection, TP16
+        8,
+        2,
+        (
+            Bucket(8, 56, 3, 1, 11.90, 17.97),
+            Bucket(16, 56, 3, 1, 12.53, 18.26),
+            Bucket(32, 56, 2, 1, 14.24, 18.77),
+        ),
+    ),
+    (2880, 7168, "bf16"): Plan(  # MLA in-projection, TP16
+        14,
+        1,
+        (
+            Bucket(8, 24, 3, 1, 10.50, 16.92),
+            Bucket(16, 24, 3, 1, 11.02, 16.63),
+            Bucket(32, 24, 2, 1, 12.47, 17.04),
+        ),
+    ),
+    (768, 7168, "bf16"): Plan(  # shared gate and up, MLA gate, TP16
+        7,
+        8,
+        (
+            Bucket(8, 48, 2, 2, 4.08, 8.59),
+            Bucket(16, 56, 2, 1, 4.58, 8.37),
+            Bucket(32, 56, 2, 1, 5.80, 8.59),
+            Bucket(64, 48, 2, 1, 11.73, 8.82),
+        ),
+    ),
+    (7168, 384, "bf16"): Plan(  # shared down, TP16
+        6,
+        1,
+        (
+            Bucket(8, 56, 1, 2, 2.21, 4.30),
+            Bucket(16, 64, 1, 1, 3.03, 4.03),
+            Bucket(32, 56, 1, 1, 4.00, 4.46),
+        ),
+    ),
+    (1152, 1536, "bf16"): Plan(  # MLA q_b, TP16
+        6,
+        4,
+        (
+            Bucket(8, 40, 1, 2, 2.09, 5.31),
+            Bucket(16, 40, 1, 1, 2.43, 5.30),
+            Bucket(32, 40, 1, 1, 3.01, 5.27),
+        ),
+    ),
+    (4224, 7168, "bf16"): Plan(  # dense gate and up, TP16
+        7,
+        1,
+        (
+            Bucket(8, 32, 6, 1, 15.28, 21.60),
+            Bucket(16, 32, 5, 1, 15.65, 22.25),
+            Bucket(32, 32, 3, 1, 17.10, 21.40),
+            Bucket(64, 32, 2, 1, 20.34, 18.86),
+        ),
+    ),
+    (7168, 2112, "bf16"): Plan(  # dense down, TP16
+        11,
+        1,
+        (
+            Bucket(8, 56, 2, 1, 7.62, 11.01),
+            Bucket(16, 56, 2, 1, 8.06, 10.62),
+            Bucket(32, 56, 1, 1, 10.63, 10.70),
+        ),
+    ),
+    (10240, 7168, "bf16"): Plan(  # lm_head, TP16
+        8,
+        1,
+        (
+            Bucket(8, 80, 2, 1, 35.05, 39.80),
+            Bucket(16, 80, 2, 1, 36.43, 39.59),
+            Bucket(32, 80, 1, 1, 38.80, 39.78),
+        ),
+    ),
+    (112, 7168, "fp32"): Plan(  # router, an eighth
+        14,
+        4,
+        (
+            Bucket(8, 8, 2, 1, 1.63, 7.16),
+            Bucket(16, 8, 2, 1, 2.02, 7.54),
+            Bucket(32, 8, 2, 1, 2.55, 7.57),
+        ),
+    ),
+    (448, 7168, "bf16"): Plan(  # latent down, an eighth
+        7,
+        8,
+        (
+            Bucket(8, 32, 2, 2, 2.97, 7.96),
+            Bucket(16, 32, 2, 1, 3.51, 7.97),
+            Bucket(32, 32, 2, 1, 4.49, 8.04),
+            Bucket(64, 32, 2, 1, 6.13, 8.33),
+        ),
+    ),
+    (896, 3584, "bf16"): Plan(  # latent up, an eighth
+        7,
+        2,
+        (
+            Bucket(8, 16, 4, 2, 2.95, 8.37),
+            Bucket(16, 16, 4, 1, 3.46, 8.61),
+            Bucket(32, 16, 4, 1, 4.26, 8.29),
+            Bucket(64, 16, 3, 1, 5.64, 8.46),
+        ),
+    ),
+}

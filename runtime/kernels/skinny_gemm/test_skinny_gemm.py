@@ -1,0 +1,81 @@
+"""The definition of the GEMM's epilogues, its launch plans and its choice of implementation; no GPU needed."""
+
+import pytest
+import torch
+
+from runtime.kernels.common.activations import situ
+from runtime.kernels.skinny_gemm import skinny_gemm
+from runtime.kernels.skinny_gemm.dispatch import MARGIN, choose_skinny_gemm
+from runtime.kernels.skinny_gemm.plans import SHARED_BYTES, default_plan
+from runtime.kernels.skinny_gemm.spec import SkinnyGemmSpec, unsupported
+from runtime.kernels.skinny_gemm.table import PLANS
+
+X, W = torch.randn(5, 64).bfloat16(), torch.randn(12, 64).bfloat16()
+
+
+def test_the_product_is_accumulated_wide_and_rounded_once():
+    exact = X.double() @ W.double().T
+    torch.testing.assert_close(skinny_gemm(X.double(), W.double()), exact)
+    assert torch.equal(skinny_gemm(X, W, "fp32").bfloat16(), skinny_gemm(X, W))
+    torch.testing.assert_close(skinny_gemm(X, W, "fp32"), exact.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_situ_rounds_gate_and_up_before_the_activation():
+    gate, up = skinny_gemm(X, W).chunk(2, -1)
+    assert torch.equal(skinny_gemm(X, W, "situ"), situ(gate, up))
+
+
+def test_bad_epilogues_are_refused():
+    with pytest.raises(ValueError, match="'gelu'"):
+        skinny_gemm(X, W, "gelu")
+    with pytest.raises(ValueError, match="even number of rows"):
+        skinny_gemm(X, W[:11], "situ")
+
+
+@pytest.mark.parametrize("key", PLANS, ids=str)
+def test_a_measured_plan_can_be_launched(key):
+    n, k, epilogue = key
+    plan = PLANS[key]
+    assert [b.rows for b in plan.buckets] == sorted(b.rows for b in plan.buckets)
+    for bucket in plan.buckets:
+        ring = plan.warps * bucket.depth * (bucket.tile + bucket.rows) * 128
+        exchange = bucket.tile * bucket.rows * 4 if plan.splits > 1 else 0
+        assert (ring + exchange) * bucket.resident <= SHARED_BYTES
+        assert bucket.depth * 128 >= bucket.rows * 4, "the warps' partial sums must fit the ring"
+        assert k // 64 % plan.splits == 0 and k // 64 // plan.splits % plan.warps == 0
+        assert bucket.tile % (16 if epilogue == "situ" else 8) == 0 and bucket.rows >= plan.splits
+        if epilogue == "situ":
+            assert n % bucket.tile == 0
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 31, 32, 33, 64])
+@pytest.mark.parametrize("key", PLANS, ids=str)
+def test_automatic_choice_never_takes_what_was_measured_slower(key, rows, monkeypatch):
+    monkeypatch.setattr("runtime.kernels.skinny_gemm.dispatch.missing_packages", lambda *_: ())
+    choice = choose_skinny_gemm(SkinnyGemmSpec(*key), rows, "sm_90a")
+    bucket = PLANS[key].bucket(rows)
+    faster = bucket is not None and bucket.us is not None and bucket.us <= MARGIN * bucket.cublas_us
+    assert choice.variant == ("cute" if faster else "cublas")
+    assert "us" in choice.reason or "no launch shape" in choice.reason
+
+
+def test_shapes_that_were_not_measured_go_to_cublas_and_can_be_requested(monkeypatch):
+    monkeypatch.setattr("runtime.kernels.skinny_gemm.dispatch.missing_packages", lambda *_: ())
+    spec = SkinnyGemmSpec(1000, 448)
+    assert choose_skinny_gemm(spec, 4, "sm_90a").variant == "cublas"
+    assert "not measured" in choose_skinny_gemm(spec, 4, "sm_90a").reason
+    assert choose_skinny_gemm(spec, 4, "sm_90a", "cute").variant == "cute"
+
+
+def test_all_reasons_against_the_kernel_are_given_at_once():
+    reasons = unsupported(SkinnyGemmSpec(11, 100, "situ"), "sm_80")
+    assert len(reasons) == 3
+    with pytest.raises(ValueError, match=r"sm_80.*multiple of 64.*odd"):
+        choose_skinny_gemm(SkinnyGemmSpec(11, 100, "situ"), 1, "sm_80", "cute")
+
+
+def test_a_plan_by_rule_fills_the_machine_in_one_wave():
+    plan = default_plan(5000, 4096, "bf16")
+    ctas = -(-5000 // plan.buckets[0].tile) * plan.splits
+    assert 100 <= ctas <= 132
+    assert default_plan(5000, 64 * 31, "bf16").warps == 1  # 31 blocks split no other way
