@@ -1,9 +1,19 @@
-"""Test settings of the kernel references: one thread (the operands are tiny) and a fixed seed."""
+"""Test settings of the kernels: one thread (the operands are tiny), a fixed seed, GPU tests only where a GPU is."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` without a GPU, unless K3_REQUIRE_GPU says that there must be one."""
+    if torch.cuda.is_available() or os.environ.get("K3_REQUIRE_GPU"):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
 @pytest.fixture(autouse=True)

@@ -7,20 +7,19 @@ import torch
 from runtime.kernels.attn_res.dispatch import AttnRes
 from runtime.kernels.attn_res.spec import AttnResSpec
 from runtime.kernels.common.bench import Case, buffer_sets, main, peer
+from runtime.kernels.common.overlap import Overlap
 
 D, BLOCKS, EPS = 7168, 8, 1e-5
 VLLM = "vllm.models.kimi_k3.nvidia"
 
 
 def cases() -> Iterator[Case]:
-    """Eight blocks, delta and output norm, 1…64 tokens; k3 reads settled inputs early, k3-waits does not."""
+    """Eight blocks, delta and output norm, 1…64 tokens; "k3" with both promises of `Overlap`, "k3-waits" with none."""
     weights = [torch.rand(D, device="cuda").bfloat16() + 0.5, (torch.randn(D, device="cuda") / 20).bfloat16()]
     weights.append(torch.rand(D, device="cuda").bfloat16() + 0.5)
     ops = {
-        "k3" if settled else "k3-waits": AttnRes(
-            AttnResSpec(D, BLOCKS, None, True, True, EPS, EPS, settled), *weights, provider="cute"
-        )
-        for settled in (True, False)
+        name: AttnRes(AttnResSpec(D, BLOCKS, None, True, True, EPS, EPS, overlap), *weights, provider="cute")
+        for name, overlap in (("k3", Overlap(True, True)), ("k3-waits", Overlap()))
     }
     triton, cluster = peer(f"{VLLM}.ops.attn_res", "attn_res"), _vllm_cluster(weights)
     for tokens in (1, 2, 4, 8, 16, 32, 64):

@@ -42,13 +42,14 @@ class AttnResCluster:
     """One launch of the operator; the constructor's arguments are compile-time.
 
     hidden: D. num_blocks: stored blocks among the sources. write: block that stores the new prefix, or None.
-    has_delta, has_norm: whether `delta` is added and `out_norm` applied. settled: whether `prefix` and `blocks` may
-    be read before the dependency wait. cluster: CTAs per token. resident: CTAs that may share a multiprocessor.
+    has_delta, has_norm: whether `delta` is added and `out_norm` applied. overlap: with `prefix` and `blocks` as the
+    state inputs. cluster: CTAs per token. resident: CTAs that may share a multiprocessor.
     """
 
-    def __init__(self, hidden, num_blocks, write, has_delta, has_norm, settled, cluster, resident):
+    def __init__(self, hidden, num_blocks, write, has_delta, has_norm, overlap, cluster, resident):
         self.hidden, self.num_blocks, self.write = hidden, num_blocks, write
-        self.has_delta, self.has_norm, self.settled = has_delta, has_norm, settled
+        self.has_delta, self.has_norm = has_delta, has_norm
+        self.settled, self.early_trigger = overlap.settled, overlap.early_trigger
         self.cluster, self.threads = cluster, hidden // cluster // COLUMNS
         self.warps = self.threads // WARP
         self.warps_padded = -(-self.warps // 4) * 4
@@ -87,6 +88,8 @@ class AttnResCluster:
     ):
         part, token, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
+        if cutlass.const_expr(self.early_trigger):
+            cute.arch.griddepcontrol_launch_dependents()
         place = (part, thread % WARP, thread // WARP)
         column = (part * self.threads + thread) * COLUMNS
         row = prefix.iterator + Int64(token) * prefix.stride[0] + column
@@ -120,7 +123,8 @@ class AttnResCluster:
     def _wait(self):
         """Wait for the preceding kernel, then let the next one start: it may rely on all before this one."""
         cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(not self.early_trigger):
+            cute.arch.griddepcontrol_launch_dependents()
 
     @cute.jit
     def _weights(self, score_norm, score_vec, out_norm, column):

@@ -9,6 +9,7 @@ from runtime.kernels.common.audit import Limits
 from runtime.kernels.common.builds import Build
 from runtime.kernels.common.cute_compile import compile_image, compile_kernel, symbol, tensor
 from runtime.kernels.common.device import arch_of
+from runtime.kernels.common.overlap import Overlap
 
 
 def operands(hidden: int):
@@ -27,9 +28,9 @@ def operands(hidden: int):
 
 
 @cache
-def compiled(hidden, num_blocks, write, has_delta, has_norm, settled, cluster, resident, arch):
+def compiled(hidden, num_blocks, write, has_delta, has_norm, overlap, cluster, resident, arch):
     """The compiled kernel of one call site and launch shape."""
-    kernel = AttnResCluster(hidden, num_blocks, write, has_delta, has_norm, settled, cluster, resident)
+    kernel = AttnResCluster(hidden, num_blocks, write, has_delta, has_norm, overlap, cluster, resident)
     return compile_kernel(kernel, *operands(hidden), arch=arch)
 
 
@@ -46,7 +47,7 @@ def run(
     eps,
     out_norm,
     out_eps,
-    settled,
+    overlap,
     cluster,
     resident,
 ):
@@ -57,7 +58,7 @@ def run(
         write,
         delta is not None,
         out_norm is not None,
-        settled,
+        overlap,
         cluster,
         resident,
         arch_of(prefix.device),
@@ -89,7 +90,7 @@ def builds() -> list[Build]:
     ]
     shapes = [(7, 1), (2, 2)]
     return [
-        _build(AttnResCluster(7168, *site, settled, *shape))
+        _build(AttnResCluster(7168, *site, Overlap(settled, settled), *shape))
         for site in sites
         for settled in (False, True)
         for shape in shapes
@@ -105,6 +106,7 @@ def _build(kernel: AttnResCluster) -> Build:
         # Without a delta the kernel's second argument is the prefix again.
         ROLES if kernel.has_delta else ("state", "state", *ROLES[2:]),
         settled=kernel.settled,
+        early_trigger=kernel.early_trigger,
         dynamic_shared_bytes=kernel.smem_bytes,
         limits=Limits(registers=168, must_contain=("STAS", "LDG.E.NA.128")),
     )

@@ -16,7 +16,7 @@ SHAPES = {
 
 def launch_shape(spec: AttnResSpec, tokens: int) -> tuple[int, int]:
     """(cluster, resident) of the cluster kernel for a number of tokens."""
-    fitting = [s for s in SHAPES[spec.settled] if s[0] is None or tokens <= s[0]]
+    fitting = [s for s in SHAPES[spec.overlap.settled] if s[0] is None or tokens <= s[0]]
     for _, cluster, resident in fitting:
         if spec.hidden % (cluster * 256) == 0:
             return cluster, resident
@@ -80,7 +80,7 @@ class AttnRes:
                 delta,
                 blocks,
                 out,
-                settled=self.spec.settled,
+                overlap=self.spec.overlap,
                 cluster=cluster,
                 resident=resident,
                 **self._fixed,

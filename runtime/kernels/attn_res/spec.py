@@ -1,11 +1,12 @@
 """What a call site of Attention Residuals is, and what the fast kernel cannot do."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from runtime.kernels.common.arguments import check_tensor, require
+from runtime.kernels.common.overlap import Overlap
 
 MAX_BLOCKS = 8
 CUTE_TARGETS = ("sm_90a", "sm_100a", "sm_103a")
@@ -17,9 +18,8 @@ class AttnResSpec:
 
     hidden: D. num_blocks: stored blocks among the sources. write: block that stores the new prefix, or None.
     has_delta, has_norm: whether `delta` is added to the prefix, and `out_norm` applied to the result.
-    settled: whether `prefix` and `blocks` were last written before the immediately preceding kernel, and that kernel
-    starts its dependents only after its own dependency wait (as all kernels here do) or without programmatic
-    dependent launch. They are then read while that kernel still runs. In place: `prefix`, `blocks[:, write]`.
+    overlap: promises about the neighbours; the state inputs are `prefix` and `blocks`.
+    In place: `prefix`, `blocks[:, write]`.
     """
 
     hidden: int
@@ -29,7 +29,7 @@ class AttnResSpec:
     has_norm: bool
     eps: float
     out_eps: float
-    settled: bool = False
+    overlap: Overlap = field(default_factory=Overlap)
 
 
 def unsupported(spec: AttnResSpec, arch: str) -> list[str]:

@@ -7,6 +7,7 @@ from runtime.kernels.attn_res import attn_res
 from runtime.kernels.attn_res.dispatch import AttnRes
 from runtime.kernels.attn_res.spec import AttnResSpec
 from runtime.kernels.common.dispatch import strict
+from runtime.kernels.common.overlap import Overlap
 from runtime.kernels.common.testing import Guarded, bf16_ulps, replayed_bits
 
 pytestmark = pytest.mark.gpu
@@ -30,7 +31,7 @@ class Site:
     def __init__(self, tokens, num_blocks, write, has_delta, has_norm, settled=False, provider="cute"):
         self.guarded, spec = (
             Guarded(),
-            AttnResSpec(D, num_blocks, write, has_delta, has_norm, EPS, EPS, settled),
+            AttnResSpec(D, num_blocks, write, has_delta, has_norm, EPS, EPS, Overlap(settled, settled)),
         )
         weights = randn(D) * 0.1 + 1, randn(D) * 0.05, (randn(D) * 0.1 + 1 if has_norm else None)
         with strict():

@@ -6,7 +6,7 @@ after it in PTX and before it in the code that ptxas emits. No test of outputs f
   weight      constant while the model runs: may be read at any time, also non-coherently
   table       written by the host before the launch: may be read at any time, coherently
   activation  written by the preceding kernels of the step: read only after the dependency wait
-  state       kept between steps, updated in place: read after the wait unless the build declares it `settled`
+  state       kept between steps, updated in place: read after the wait unless the build declares it settled
   mailbox     written by other GPUs or CTAs while the kernel runs: every read is strong
   output      written by this kernel only
   scalar      never an address
@@ -36,18 +36,19 @@ def audit(
     roles: dict[int, Role],
     *,
     settled: bool = False,
+    early_trigger: bool = False,
     pdl: bool = True,
     limits: Limits | None = None,
 ) -> list[str]:
     """Return every violation in a cubin as one line each; an empty list means that it passes.
 
-    roles: by parameter ordinal; every parameter needs one. settled: whether `state` may be read before the wait.
+    roles: by parameter ordinal; every parameter needs one. settled, early_trigger: what `overlap.Overlap` allows.
     pdl: whether the kernel is launched with programmatic dependent launch; then it must wait on every path, and
     trigger its dependents only after that (so whatever starts after it may rely on all kernels before it).
     """
     problems = []
     for kernel in disassemble(image):
-        found = _missing_roles(kernel, roles) or _check(analyse(kernel), roles, settled, pdl)
+        found = _missing_roles(kernel, roles) or _check(analyse(kernel), roles, settled, early_trigger, pdl)
         found += _check_limits(kernel, limits or Limits())
         problems += [f"{kernel.name[:48]}: {text}" for text in found]
     return problems
@@ -57,7 +58,7 @@ def _missing_roles(kernel: Kernel, roles) -> list[str]:
     return [f"parameter {p.ordinal} has no role" for p in kernel.parameters if p.ordinal not in roles]
 
 
-def _check(flow: Flow, roles, settled, pdl) -> list[str]:
+def _check(flow: Flow, roles, settled, early_trigger, pdl) -> list[str]:
     problems = []
     for access in flow.accesses:
         names = {roles[o] for o in access.ordinals} - {"scalar"}
@@ -69,7 +70,10 @@ def _check(flow: Flow, roles, settled, pdl) -> list[str]:
         if not flow.waits:
             problems.append("no dependency wait in a kernel for programmatic dependent launch")
         problems += [f"{i.text}: exit without the dependency wait" for i in flow.exits_unwaited if flow.waits]
-        problems += [f"{i.text}: triggers dependents before the dependency wait" for i in flow.early_triggers]
+        if not early_trigger:
+            problems += [
+                f"{i.text}: triggers dependents before the dependency wait" for i in flow.early_triggers
+            ]
     return problems
 
 

@@ -158,15 +158,19 @@ def peer(module: str, name: str) -> object | None:
 
 def require_green(op: str) -> None:
     """Run the operator's tests, GPU tests included; exit unless all pass: a wrong kernel has no speed."""
-    folder = Path(__file__).parents[1] / op
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", str(folder)], check=False)
+    kernels = Path(__file__).parents[1]
+    tests = kernels / op if (kernels / op).is_dir() else kernels / f"test_{op}_gpu.py"
+    environment = os.environ | {"K3_REQUIRE_GPU": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", str(tests)], check=False, env=environment
+    )
     if done.returncode:
         raise SystemExit(f"{op}: its tests fail, so there is nothing to measure")
 
 
 def main(op: str, cases: Callable[[], Iterable[Case]]) -> None:
     """Command line of an operator's bench: test, measure every case, print a table, append to the log."""
-    parser = argparse.ArgumentParser(prog=f"python -m runtime.kernels.{op}.bench", description=cases.__doc__)
+    parser = argparse.ArgumentParser(description=cases.__doc__)
     parser.add_argument(
         "--log", type=Path, default=Path("docs/log") / f"{op}.jsonl", help="JSON-lines log to append to"
     )

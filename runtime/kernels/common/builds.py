@@ -13,7 +13,7 @@ class Build:
     """One kernel variant.
 
     image: compiles it for a target and returns the cubin. roles: of the kernel's parameters, in order (see
-    `audit`). settled, pdl: as in `audit`. targets: that it is compiled for.
+    `audit`). settled, early_trigger, pdl: as in `audit`. targets: that it is compiled for.
     dynamic_shared_bytes: what the launch asks for.
     """
 
@@ -21,6 +21,7 @@ class Build:
     image: Callable[[str], bytes]
     roles: tuple[Role, ...]
     settled: bool = False
+    early_trigger: bool = False
     pdl: bool = True
     targets: tuple[str, ...] = TARGETS
     dynamic_shared_bytes: int = 0
@@ -32,6 +33,7 @@ class Build:
             self.image(target),
             dict(enumerate(self.roles)),
             settled=self.settled,
+            early_trigger=self.early_trigger,
             pdl=self.pdl,
             limits=self.limits,
         )

@@ -280,6 +280,12 @@ def load_shared_words(pointer):
 
 
 @_op
+def load_shared_bf16_bits(pointer):
+    """One BF16 from shared memory, as the low half of a 32-bit word."""
+    return "ld.shared.u16 $0, [$1];", "=r,r,~{memory}", (pointer,), Uint32, False
+
+
+@_op
 def store_shared4(pointer, values):
     """Four FP32 values to shared memory."""
     return "st.shared.v4.f32 [$0], {$1,$2,$3,$4};", "r,f,f,f,f,~{memory}", (pointer, *values), None, False

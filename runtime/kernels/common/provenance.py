@@ -204,14 +204,31 @@ def _after(kernel, i, known, live):
 
 
 def _fully_guarded(kernel, i):
-    """Whether the next reader of a guarded definition has the same guard, so the old value cannot reach it."""
+    """Whether the old value of a guarded definition cannot reach a reader.
+
+    Either the next reader has the same guard; or the guard comes from an election (`ELECT`): that is how code makes
+    one lane's operands uniform, lane after lane, and some lane is always elected.
+    """
     guard, results = kernel.code[i].guard, set(kernel.code[i].results)
+    if kernel.code[i].base == "R2UR" and _elected(kernel, i, guard):
+        return True
     for instruction in kernel.code[i + 1 :]:
         if results.intersection(instruction.sources):
             return instruction.guard == guard
         if instruction.labels or instruction.base in ("BRA", "EXIT", "BSYNC"):
             return False
         if "SETP" in instruction.opcode and guard.lstrip("!") in instruction.operands[:2]:
+            return False
+    return False
+
+
+def _elected(kernel, i, guard):
+    for instruction in reversed(kernel.code[:i]):
+        if instruction.base == "ELECT":
+            return instruction.operands[0] == guard
+        if guard in instruction.operands[:1] and "R2UR" not in instruction.opcode:
+            return False
+        if instruction.labels:
             return False
     return False
 

@@ -139,6 +139,12 @@ def test_settled_state_may_be_read_early_and_other_state_may_not():
     assert "load of state before the dependency wait" in "\n".join(audit(code, roles))
 
 
+def test_an_early_trigger_passes_only_if_the_build_declares_it():
+    code = image("early trigger", "sm_90a")
+    assert audit(code, ROLES, early_trigger=True) == []
+    assert "triggers dependents" in "\n".join(audit(code, ROLES))
+
+
 def test_without_programmatic_launch_nothing_needs_to_wait():
     assert audit(image("no wait", "sm_90a"), ROLES, pdl=False) == []
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from runtime.kernels.common.bench import Case, buffer_sets, main, peer
+from runtime.kernels.common.overlap import Overlap
 from runtime.kernels.kda_decode.dispatch import KdaDecode
 from runtime.kernels.kda_decode.spec import KdaDecodeSpec
 
@@ -33,13 +34,13 @@ def _case(heads, requests, tokens):
     )
     weights = _weights(heads)
     sets = [_buffers(heads, requests, tokens) for _ in range(buffer_sets(moved, 64) if moved < 5e7 else 8)]
-    calls = {
-        name: [lambda b=b, op=op: op(b.projected, b.conv, b.state, b.slots, b.out, b.accepted) for b in sets]
-        for name, op in (
-            ("k3", _ours(weights, heads, tokens, True)),
-            ("k3-waits", _ours(weights, heads, tokens, False)),
-        )
-    }
+    overlaps = {"k3": Overlap(True, True), "k3-waits": Overlap()}
+    calls = {}
+    for name, overlap in overlaps.items():
+        op = _ours(weights, heads, tokens, overlap)
+        calls[name] = [
+            lambda b=b, op=op: op(b.projected, b.conv, b.state, b.slots, b.out, b.accepted) for b in sets
+        ]
     fused = peer("vllm._custom_ops", "fused_kda_decode")
     if fused and tokens == 1 and heads in (12, 24, 48, 96):
         calls["vllm-fused"] = [lambda b=b: _vllm_fused(fused, weights, b) for b in sets]
@@ -52,8 +53,8 @@ def _case(heads, requests, tokens):
     return Case({"heads": heads, "requests": requests, "tokens": tokens}, moved, calls, min_calls=32)
 
 
-def _ours(w, heads, tokens, settled):
-    spec = KdaDecodeSpec(heads, tokens, settled=settled)
+def _ours(w, heads, tokens, overlap):
+    spec = KdaDecodeSpec(heads, tokens, overlap=overlap)
     return KdaDecode(spec, w.f_b, w.conv, w.A_log, w.dt_bias, w.norm, provider="cute")
 
 

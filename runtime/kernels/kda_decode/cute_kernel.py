@@ -59,12 +59,13 @@ class KdaDecode:
     """One launch of the operator; the constructor's arguments are compile-time.
 
     heads: local heads H. tokens: query tokens per request (1 is decode, 2…8 verify). cluster: CTAs per head.
-    settled: whether `state` and `conv_state` may be read before the dependency wait. resident: CTAs that must fit
-    on a multiprocessor at once (limits registers). alone: whether no more than that may share it.
+    overlap: with `state` and `conv_state` as the state inputs. resident: CTAs that must fit on a multiprocessor at
+    once (limits registers). alone: whether no more than that may share it.
     """
 
-    def __init__(self, heads, tokens, settled, cluster, resident, alone):
-        self.heads, self.tokens, self.settled = heads, tokens, settled
+    def __init__(self, heads, tokens, overlap, cluster, resident, alone):
+        self.heads, self.tokens = heads, tokens
+        self.settled, self.early_trigger = overlap.settled, overlap.early_trigger
         self.cluster, self.resident = cluster, resident
         self.width = heads * HEAD
         self.rows = HEAD // cluster  # value channels of a CTA
@@ -124,6 +125,8 @@ class KdaDecode:
     ):
         part, head, request = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
+        if cutlass.const_expr(self.early_trigger):
+            cute.arch.griddepcontrol_launch_dependents()
         start = Int32(0)
         if cutlass.const_expr(self.tokens > 1):
             start = load_int(accepted.iterator + request) - 1
@@ -233,7 +236,8 @@ class KdaDecode:
     def _wait(self):
         """Wait for the preceding kernel, then let the next one start: it may rely on all before this one."""
         cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(not self.early_trigger):
+            cute.arch.griddepcontrol_launch_dependents()
 
     @cute.jit
     def _open_exchange(self, thread):

@@ -9,12 +9,16 @@ from runtime.kernels.common.audit import Limits
 from runtime.kernels.common.builds import Build
 from runtime.kernels.common.cute_compile import compile_image, compile_kernel, symbol, tensor
 from runtime.kernels.common.device import arch_of
+from runtime.kernels.common.overlap import Overlap
 from runtime.kernels.kda_decode.cute_kernel import HEAD, TAPS, THREADS, KdaDecode
 from runtime.kernels.kda_decode.cute_stream import KdaDecodeStream
 
 
-def operands(heads: int):
-    """Stand-ins for the kernel's arguments, in order; see `spec` for the meaning."""
+def operands(heads: int, stream: bool = False):
+    """Stand-ins for the kernel's arguments, in order; see `spec` for the meaning.
+
+    The stream kernel copies windows with the copy engine, so they must be contiguous along the channels and aligned.
+    """
     width = heads * HEAD
     rows, requests, pages = symbol(), symbol(), symbol()
     projected = tensor((rows, symbol()), (symbol(8), 1))
@@ -25,8 +29,9 @@ def operands(heads: int):
         tensor((heads, HEAD), (HEAD, 1), torch.float32),
         tensor((HEAD,), (1,), torch.float32),
     )
+    strides, align = ((symbol(8), symbol(8), 1), 16) if stream else ((symbol(), symbol(), symbol()), 2)
     caches = (
-        tensor((pages, symbol(), 3 * width), (symbol(), symbol(), symbol()), align=2),
+        tensor((pages, symbol(), 3 * width), strides, align=align),
         tensor((pages, heads, HEAD, HEAD), (symbol(4), symbol(4), HEAD, 1), torch.float32),
     )
     slots = tensor((requests, symbol()), (symbol(), 1), torch.int32, align=4)
@@ -36,22 +41,22 @@ def operands(heads: int):
 
 
 @cache
-def compiled(heads, tokens, settled, shape, arch):
+def compiled(heads, tokens, overlap, shape, arch):
     """The compiled kernel of one head count, query length and launch shape (see `run`)."""
-    if shape[0] == "stream":
-        kernel = KdaDecodeStream(heads, settled, shape[1])
-    else:
-        kernel = KdaDecode(heads, tokens, settled, *shape)
-    return compile_kernel(kernel, *operands(heads), arch=arch)
+    stream = shape[0] == "stream"
+    kernel = (
+        KdaDecodeStream(heads, overlap, shape[1]) if stream else KdaDecode(heads, tokens, overlap, *shape)
+    )
+    return compile_kernel(kernel, *operands(heads, stream), arch=arch)
 
 
-def run(projected, weights, conv_state, state, slots, accepted, out, *, lower_bound, eps, settled, shape):
+def run(projected, weights, conv_state, state, slots, accepted, out, *, lower_bound, eps, overlap, shape):
     """Launch on PyTorch's current stream; `conv_state` and `state` are updated in place.
 
     shape: (cluster, resident, alone) of `KdaDecode`, or ("stream", lanes) of `KdaDecodeStream`.
     """
     heads, tokens = state.shape[1], projected.shape[0] // slots.shape[0]
-    kernel = compiled(heads, tokens, settled, shape, arch_of(projected.device))
+    kernel = compiled(heads, tokens, overlap, shape, arch_of(projected.device))
     kernel(projected, *weights, conv_state, state, slots, accepted, out, lower_bound, eps)
 
 
@@ -74,9 +79,11 @@ ROLES = (
 
 def builds() -> list[Build]:
     """The launch shapes that CI compiles and audits."""
-    decode = [KdaDecode(12, 1, settled, *shape) for settled, shape in _DECODE_SHAPES]
-    verify = [KdaDecode(heads, tokens, True, *shape) for heads, tokens, shape in _VERIFY_SHAPES]
-    streams = [KdaDecodeStream(12, settled, 11) for settled in (False, True)]
+    decode = [KdaDecode(12, 1, Overlap(settled, settled), *shape) for settled, shape in _DECODE_SHAPES]
+    verify = [
+        KdaDecode(heads, tokens, Overlap(True, False), *shape) for heads, tokens, shape in _VERIFY_SHAPES
+    ]
+    streams = [KdaDecodeStream(12, Overlap(settled, settled), 11) for settled in (False, True)]
     return [_build(kernel) for kernel in (*decode, *verify)] + [
         _build(kernel, stream=True) for kernel in streams
     ]
@@ -96,9 +103,10 @@ def _build(kernel: KdaDecode, stream: bool = False) -> Build:
     kind = "stream" if stream else f"cluster={kernel.cluster}"
     return Build(
         f"kda_decode heads={kernel.heads} tokens={kernel.tokens} settled={kernel.settled} {kind}",
-        lambda target: compile_image(kernel, *operands(kernel.heads), arch=target),
+        lambda target: compile_image(kernel, *operands(kernel.heads, stream), arch=target),
         ROLES[:9] + ROLES[10:] if stream else ROLES,
         settled=kernel.settled,
+        early_trigger=kernel.early_trigger,
         dynamic_shared_bytes=kernel.smem_bytes,
         limits=Limits(
             min(255, 65536 // (THREADS * kernel.resident)),

@@ -10,21 +10,27 @@ STREAM_REQUESTS = 32  # most requests of one persistent CTA
 
 # (most (request, head) pairs, (CTAs per head, CTAs that must fit a multiprocessor, whether no more may)): the fastest
 # of the measured shapes. Few pairs are latency-bound and want several CTAs per head; many are a stream of states.
-DECODE = {
-    True: ((16, (4, 2, False)), (64, (2, 2, False))),
-    False: ((16, (4, 2, False)), (64, (2, 2, False)), (None, (1, 2, False))),
-}
+DECODE = ((16, (4, 2, False)), (64, (2, 2, False)))
 VERIFY = ((32, (4, 1, False)), (None, (2, 2, False)))
 
 
-def launch_shape(spec: KdaDecodeSpec, requests: int, sms: int) -> tuple:
-    """Launch shape (see `cute_launch.run`) of the fused kernel for a number of requests."""
+def launch_shape(spec: KdaDecodeSpec, requests: int, sms: int, streamable: bool = True) -> tuple:
+    """Launch shape (see `cute_launch.run`) of the fused kernel for a number of requests.
+
+    streamable: whether the caches fit the persistent kernel (see `streamable`).
+    """
     pairs = requests * spec.heads
-    for most, shape in VERIFY if spec.tokens > 1 else DECODE[spec.settled]:
+    for most, shape in VERIFY if spec.tokens > 1 else DECODE:
         if most is None or pairs <= most:
             return shape
     lanes = max(1, sms // spec.heads)
-    return ("stream", lanes) if requests <= STREAM_REQUESTS * lanes else (1, 1, False)
+    return ("stream", lanes) if streamable and requests <= STREAM_REQUESTS * lanes else (1, 2, False)
+
+
+def streamable(conv_state: Tensor) -> bool:
+    """Whether the copy engine can read windows: contiguous along the channels, rows aligned to 16 bytes."""
+    slot, tap, channel = conv_state.stride()
+    return channel == 1 and slot % 8 == 0 and tap % 8 == 0 and conv_state.data_ptr() % 16 == 0
 
 
 def choose_kda_decode(spec: KdaDecodeSpec, arch: str, requested: str = AUTO) -> Choice:
@@ -94,8 +100,9 @@ class KdaDecode:
         if self.choice.variant == "cute":
             from runtime.kernels.kda_decode import cute_launch
 
-            shape = launch_shape(spec, slots.shape[0], multiprocessors(projected.device.index))
-            cute_launch.run(*tensors, settled=spec.settled, shape=shape, **numbers)
+            sms = multiprocessors(projected.device.index)
+            shape = launch_shape(spec, slots.shape[0], sms, streamable(conv_state))
+            cute_launch.run(*tensors, overlap=spec.overlap, shape=shape, **numbers)
         else:
             from runtime.kernels.kda_decode import triton_kernel
 

@@ -1,11 +1,12 @@
 """What a call site of KDA decode is, and what the fused kernel cannot do."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from runtime.kernels.common.arguments import check_tensor, require
+from runtime.kernels.common.overlap import Overlap
 
 HEAD_SIZE = 128
 TAPS = 4
@@ -18,17 +19,15 @@ class KdaDecodeSpec:
     """One call site; everything here is fixed when the model is loaded.
 
     heads: local heads H (12 at TP8, 6 at TP16). tokens: query tokens per request, 1 for decode, 2…8 for verify.
-    lower_bound: of the log decay, negative. settled: whether `state` and `conv_state` of the step's slots were last
-    written before the immediately preceding kernel, and that kernel starts its dependents only after its own
-    dependency wait (as all kernels here do) or without programmatic dependent launch. They are then read while that
-    kernel still runs. Two active requests never share a slot. In place: `state`, `conv_state`.
+    lower_bound: of the log decay, negative. overlap: promises about the neighbours; the state inputs are `state`
+    and `conv_state`. Two active requests never share a slot. In place: `state`, `conv_state`.
     """
 
     heads: int
     tokens: int = 1
     lower_bound: float = -5.0
     eps: float = 1e-5
-    settled: bool = False
+    overlap: Overlap = field(default_factory=Overlap)
 
 
 def unsupported(spec: KdaDecodeSpec, arch: str) -> list[str]:

@@ -8,7 +8,6 @@ from torch import Tensor
 from runtime.kernels.common.arguments import check_tensor, require
 from runtime.kernels.skinny_gemm.reference import EPILOGUES
 
-MAX_ROWS = 64
 CUTE_TARGETS = ("sm_90a", "sm_100a", "sm_103a")
 
 

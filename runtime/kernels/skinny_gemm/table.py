@@ -226,4 +226,40 @@ PLANS: dict[tuple[int, int, str], Plan] = {
             Bucket(64, 16, 3, 1, 5.64, 8.46),
         ),
     ),
+    (1536, 7168, "situ"): Plan(  # shared gate and up with SiTU, TP8; cuBLAS without the activation
+        8,
+        1,
+        (
+            Bucket(8, 16, 9, 1, 7.11, 11.41),
+            Bucket(16, 16, 6, 1, 7.62, 11.60),
+            Bucket(32, 16, 4, 1, 8.86, 10.87),
+        ),
+    ),
+    (768, 7168, "situ"): Plan(  # shared gate and up with SiTU, TP16; cuBLAS without the activation
+        8,
+        2,
+        (
+            Bucket(8, 16, 7, 1, 4.63, 7.74),
+            Bucket(16, 16, 6, 1, 4.88, 8.95),
+            Bucket(32, 16, 4, 1, 5.70, 7.99),
+        ),
+    ),
+    (8448, 7168, "situ"): Plan(  # dense gate and up with SiTU, TP8; cuBLAS without the activation
+        4,
+        1,
+        (
+            Bucket(8, 64, 6, 1, 28.80, 30.55),
+            Bucket(16, 64, 5, 1, 30.21, 30.78),
+            Bucket(32, 64, 4, 1, 31.24, 32.01),
+        ),
+    ),
+    (4224, 7168, "situ"): Plan(  # dense gate and up with SiTU, TP16; cuBLAS without the activation
+        4,
+        2,
+        (
+            Bucket(8, 64, 6, 1, 14.99, 21.63),
+            Bucket(16, 64, 5, 1, 16.00, 21.86),
+            Bucket(32, 64, 4, 1, 17.50, 21.33),
+        ),
+    ),
 }

@@ -54,7 +54,8 @@ def test_automatic_choice_never_takes_what_was_measured_slower(key, rows, monkey
     monkeypatch.setattr("runtime.kernels.skinny_gemm.dispatch.missing_packages", lambda *_: ())
     choice = choose_skinny_gemm(SkinnyGemmSpec(*key), rows, "sm_90a")
     bucket = PLANS[key].bucket(rows)
-    faster = bucket is not None and bucket.us is not None and bucket.us <= MARGIN * bucket.cublas_us
+    margin = 1.0 if key[2] == "situ" else MARGIN
+    faster = bucket is not None and bucket.us is not None and bucket.us <= margin * bucket.cublas_us
     assert choice.variant == ("cute" if faster else "cublas")
     assert "us" in choice.reason or "no launch shape" in choice.reason
 
