@@ -1,24 +1,26 @@
 """Bind Attention Residuals to a call site: choose an implementation once, then call it."""
 
+from math import inf
+
 from torch import Tensor
 
 from runtime.kernels.attn_res.spec import AttnResSpec, check, check_weights, unsupported
 from runtime.kernels.common.device import arch_of, missing_packages, supports_pdl
 from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record
 
-# (most tokens, CTAs per token, CTAs that share a multiprocessor): the fastest of the measured shapes. Few tokens are
-# latency-bound and want many CTAs; with many tokens the exchanges between CTAs cost more than they save.
+# early_trigger -> (most tokens, CTAs per token, CTAs that share a multiprocessor): the fastest of the measured shapes.
+# Few tokens are latency-bound and want many CTAs. Where neighbours overlap, many tokens do too; otherwise the
+# exchanges between many CTAs cost more than they save.
 SHAPES = {
-    True: ((4, 7, 1), (16, 7, 2), (None, 2, 2)),
-    False: ((8, 7, 1), (16, 7, 2), (32, 4, 2), (None, 2, 2)),
+    True: ((16, 7, 3), (inf, 7, 4)),
+    False: ((8, 7, 1), (16, 7, 2), (32, 4, 2), (inf, 2, 2)),
 }
 
 
 def launch_shape(spec: AttnResSpec, tokens: int) -> tuple[int, int]:
     """(cluster, resident) of the cluster kernel for a number of tokens."""
-    fitting = [s for s in SHAPES[spec.overlap.settled] if s[0] is None or tokens <= s[0]]
-    for _, cluster, resident in fitting:
-        if spec.hidden % (cluster * 256) == 0:
+    for most, cluster, resident in SHAPES[spec.overlap.early_trigger]:
+        if tokens <= most and spec.hidden % (cluster * 256) == 0:
             return cluster, resident
     return next((c, 2) for c in (4, 2) if spec.hidden % (c * 256) == 0)
 

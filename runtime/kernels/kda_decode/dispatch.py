@@ -1,30 +1,58 @@
 """Bind KDA decode to a call site: choose an implementation once, then call it."""
 
+from dataclasses import dataclass
+from math import inf
+
 from torch import Tensor
 
 from runtime.kernels.common.device import arch_of, missing_packages, multiprocessors, supports_pdl
 from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record
+from runtime.kernels.common.overlap import Overlap
 from runtime.kernels.kda_decode.spec import KdaDecodeSpec, check, check_weights, unsupported
 
 STREAM_REQUESTS = 32  # most requests of one persistent CTA
 
-# (most (request, head) pairs, (CTAs per head, CTAs that must fit a multiprocessor, whether no more may)): the fastest
-# of the measured shapes. Few pairs are latency-bound and want several CTAs per head; many are a stream of states.
-DECODE = ((16, (4, 2, False)), (64, (2, 2, False)))
-VERIFY = ((32, (4, 1, False)), (None, (2, 2, False)))
+
+@dataclass(frozen=True)
+class Launch:
+    """How to launch for up to `pairs` (request, head) pairs: the fastest of the measured ways.
+
+    shape: see `cute_launch.run`; None is the persistent kernel with all multiprocessors. settled, early_trigger: which
+    promises of the call site to use, where it makes them; using one is not always faster.
+    """
+
+    pairs: float
+    shape: tuple | None
+    settled: bool
+    early_trigger: bool
 
 
-def launch_shape(spec: KdaDecodeSpec, requests: int, sms: int, streamable: bool = True) -> tuple:
-    """Launch shape (see `cute_launch.run`) of the fused kernel for a number of requests.
+# Few pairs are latency-bound and want several CTAs per head; many are a stream of states.
+DECODE = (
+    Launch(16, (4, 2, False), True, False),
+    Launch(32, (2, 2, False), True, False),
+    Launch(112, (2, 2, False), True, True),
+    Launch(224, (1, 2, False), True, True),
+    Launch(336, (2, 2, False), False, False),
+    Launch(inf, None, True, True),
+)
+VERIFY = (Launch(32, (4, 1, False), False, False), Launch(inf, (2, 2, False), False, False))
+
+
+def launch(spec: KdaDecodeSpec, requests: int, sms: int, streamable: bool = True) -> tuple[tuple, Overlap]:
+    """(shape, overlap) of the fused kernel for a number of requests (see `cute_launch.run`).
 
     streamable: whether the caches fit the persistent kernel (see `streamable`).
     """
-    pairs = requests * spec.heads
-    for most, shape in VERIFY if spec.tokens > 1 else DECODE:
-        if most is None or pairs <= most:
-            return shape
+    table = VERIFY if spec.tokens > 1 else DECODE
+    way = next(way for way in table if requests * spec.heads <= way.pairs)
+    overlap = Overlap(spec.overlap.settled and way.settled, spec.overlap.early_trigger and way.early_trigger)
+    if way.shape is not None:
+        return way.shape, overlap
     lanes = max(1, sms // spec.heads)
-    return ("stream", lanes) if streamable and requests <= STREAM_REQUESTS * lanes else (1, 2, False)
+    if streamable and requests <= STREAM_REQUESTS * lanes:
+        return ("stream", lanes), overlap
+    return (1, 2, False), Overlap()
 
 
 def streamable(conv_state: Tensor) -> bool:
@@ -101,8 +129,8 @@ class KdaDecode:
             from runtime.kernels.kda_decode import cute_launch
 
             sms = multiprocessors(projected.device.index)
-            shape = launch_shape(spec, slots.shape[0], sms, streamable(conv_state))
-            cute_launch.run(*tensors, overlap=spec.overlap, shape=shape, **numbers)
+            shape, overlap = launch(spec, slots.shape[0], sms, streamable(conv_state))
+            cute_launch.run(*tensors, overlap=overlap, shape=shape, **numbers)
         else:
             from runtime.kernels.kda_decode import triton_kernel
 
