@@ -13,17 +13,14 @@ from dataclasses import dataclass
 from runtime.kernels.common.sass import Instruction, Kernel
 
 _CONSTANT = re.compile(r"c\[0x0\]\[(0x[0-9a-f]+)\]")
-_PARAMETER_POINTER = {
-    0x210: 0x198,
-    0x380: 0x348,
-}  # constant base -> where the address of the parameters is kept
+# constant base of the parameters -> where the constant bank keeps their address
+_PARAMETER_POINTER = {0x210: 0x198, 0x380: 0x348}
 LOADS = ("LDG", "LDGSTS", "UBLKCP", "UBLKPF", "UTMALDG", "UTMAPF", "LD", "ATOMG", "ATOM")
 STORES = ("STG", "ST", "UTMASTG", "UBLKRED", "UTMAREDG", "ATOMG", "ATOM", "RED", "REDG")
 _FORGETS = (
     *LOADS,
     "LDS",
     "LDSM",
-    "LDL",
     "SHFL",
     "S2R",
     "S2UR",
@@ -195,8 +192,11 @@ def _after(kernel, i, known, live):
     if any(name in live for name in instruction.results):
         value = _value(kernel, instruction, known)
         keeps = instruction.guard is not None and not _fully_guarded(kernel, i)
-        for name in instruction.results:
-            origins = value | known.get(name, frozenset()) if keeps else value
+        wide = instruction.base in ("LDC", "ULDC", "LDCU", "MOV", "UMOV") and len(instruction.results) == 2
+        for word, name in enumerate(instruction.results):
+            # The upper word of the pointer to the parameters says nothing of the place among them: no step reaches it.
+            new = frozenset(o for o in value if o[0] != "address") if wide and word else value
+            origins = new | known.get(name, frozenset()) if keeps else new
             out.pop(name, None)
             if origins and name in live:
                 out[name] = origins

@@ -103,7 +103,9 @@ class Instruction:
 
     @functools.cached_property
     def results(self) -> tuple[str, ...]:
-        """General registers that this instruction defines."""
+        """General registers that this instruction defines; also spill slots, by the names of `_slots`."""
+        if self.base == "STL":
+            return self._slots()
         if self.opcode.startswith(_NO_RESULT):
             return ()
         first = next((o for o in self.operands if not _PREDICATE.fullmatch(o)), "")
@@ -111,6 +113,13 @@ class Instruction:
         if not match:
             return ()
         return tuple(f"{match[1]}{int(match[2]) + i}" for i in range(self._result_width()))
+
+    def _slots(self) -> tuple[str, ...]:
+        """Names of the spill slots at a fixed place of the stack; none for a computed place."""
+        address = self.operands[0 if self.base == "STL" else 1]
+        match = re.fullmatch(r"\[R1(?:\+(0x[0-9a-f]+))?\]", address)
+        first = int(match[1] or "0", 16) if match else 0
+        return tuple(f"S{first + 4 * i}" for i in range(self._result_width())) if match else ()
 
     def _result_width(self) -> int:
         modifiers = self.opcode.split(".")
@@ -121,7 +130,11 @@ class Instruction:
 
     @functools.cached_property
     def sources(self) -> tuple[str, ...]:
-        """General registers that this instruction reads, addresses included."""
+        """General registers (and spill slots) that this instruction reads, addresses included."""
+        if self.base == "LDL":
+            return self._slots()
+        if self.base == "STL":
+            return tuple(registers(self.operands[1], self._result_width()))
         skip = 0
         if self.results:
             skip = 1 + next(i for i, o in enumerate(self.operands) if not _PREDICATE.fullmatch(o))
@@ -289,7 +302,9 @@ def _code(text):
             labels.append(match[1])
         elif current is not None and (match := _INSTRUCTION.match(line)):
             address, guard, opcode, operands = match.groups()
-            split = tuple(_split(operands or ""))
+            split = tuple(
+                _split(re.sub(r"\(\*.*?\*\)", "", operands or ""))
+            )  # without the compiler's remarks
             current.append(Instruction(int(address, 16), guard, opcode, split, tuple(labels)))
             labels = []
     return found

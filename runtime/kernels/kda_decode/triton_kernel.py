@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from runtime.kernels.common.audit import Limits
 from runtime.kernels.common.builds import Build
 from runtime.kernels.common.triton_compile import triton_image
 from runtime.kernels.common.triton_wait import dependency_wait
@@ -12,15 +13,14 @@ HEAD = 128
 
 
 @triton.jit
-def _convolved(p_conv, p_x, s_tap, s_row, p_weight, o_c, s_channel, t: tl.constexpr):
+def _convolved(p_conv, p_x, s_tap, s_row, p_weight, o_c, s_channel, t):
     """SiLU of the four-tap convolution of token `t`; taps before the step come from the window."""
     b_y = tl.zeros([o_c.shape[0]], tl.float32)
     for i in tl.static_range(4):
-        if t + i < 3:
-            b_x = tl.load(p_conv + (t + i) * s_tap + o_c * s_channel)
-        else:
-            b_x = tl.load(p_x + (t + i - 3) * s_row + o_c)
-        b_y += b_x.to(tl.float32) * tl.load(p_weight + o_c * 4 + i)
+        p_tap = tl.where(
+            t + i < 3, p_conv + (t + i) * s_tap + o_c * s_channel, p_x + (t + i - 3) * s_row + o_c
+        )
+        b_y += tl.load(p_tap).to(tl.float32) * tl.load(p_weight + o_c * 4 + i)
     return b_y * tl.sigmoid(b_y)
 
 
@@ -84,12 +84,11 @@ def kda_decode_kernel(
         p_conv = p_conv_state + first * s_conv_slot + start * s_tap
         o_square = o_k[:, None] * K + o_k[None, :]
         b_S = tl.load(p_state + slot * s_state_slot + i_h * s_state_head + o_square)  # [V, K]
-        b_f_b = tl.load(p_f_b + i_h * K * K + o_square).to(tl.float32)
         b_bias = tl.load(p_dt_bias + i_h * K + o_k)
         b_norm = tl.load(p_norm + o_k)
         slope = tl.exp(tl.load(p_A_log + i_h))
         o_c = i_h * K + o_k
-        for t in tl.static_range(T):
+        for t in range(T):
             p_t = p_row + t * s_row
             b_q = _convolved(p_conv, p_row, s_tap, s_row, p_conv_weight, o_c, s_channel, t)
             b_k = _convolved(p_conv, p_row, s_tap, s_row, p_conv_weight, D + o_c, s_channel, t)
@@ -97,6 +96,7 @@ def kda_decode_kernel(
             b_q *= tl.rsqrt(tl.sum(b_q * b_q) + 1e-6) * scale
             b_k *= tl.rsqrt(tl.sum(b_k * b_k) + 1e-6)
             b_f_a = tl.load(p_t + 4 * D + o_k).to(tl.float32)
+            b_f_b = tl.load(p_f_b + i_h * K * K + o_square).to(tl.float32)
             b_raw = (
                 tl.sum(b_f_b * b_f_a[None, :], 1).to(p_f_b.dtype.element_ty).to(tl.float32)
             )  # rounding point
@@ -186,4 +186,5 @@ def _build(heads, tokens) -> Build:
         f"kda_decode triton heads={heads} tokens={tokens}",
         lambda target: triton_image(kda_decode_kernel, target, signature, constants, warps=WARPS, aligned=11),
         roles,
+        limits=Limits(stack_bytes=0 if tokens == 1 else 512),  # the fallback may spill
     )
