@@ -168,6 +168,15 @@ def require_green(op: str) -> None:
         raise SystemExit(f"{op}: its tests fail, so there is nothing to measure")
 
 
+def selected(values: dict, only: Sequence[str]) -> bool:
+    """Whether a case has, for every name in `only` ("name=value"), one of the values given for it."""
+    wanted: dict[str, set[str]] = {}
+    for condition in only:
+        name, _, value = condition.partition("=")
+        wanted.setdefault(name, set()).add(value)
+    return all(str(values.get(name)) in allowed for name, allowed in wanted.items())
+
+
 def main(op: str, cases: Callable[[], Iterable[Case]]) -> None:
     """Command line of an operator's bench: test, measure every case, print a table, append to the log."""
     parser = argparse.ArgumentParser(description=cases.__doc__)
@@ -177,11 +186,18 @@ def main(op: str, cases: Callable[[], Iterable[Case]]) -> None:
     parser.add_argument(
         "--skip-tests", action="store_true", help="measure without testing first; prints no speedup"
     )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="measure only cases with this value; repeat for several values of a name, or several names",
+    )
     options = parser.parse_args()
     if not options.skip_tests:
         require_green(op)
     where = machine()
-    for case in cases():
+    for case in (case for case in cases() if selected(case.values, options.only)):
         times = measure(case.contenders, min_calls=case.min_calls)
         results = [
             Result(op, case.values, name, time, case.moved_bytes, machine=where)

@@ -2,7 +2,9 @@
 
 import json
 
-from runtime.kernels.common.bench import Result, Timing, append, buffer_sets
+import pytest
+
+from runtime.kernels.common.bench import Result, Timing, append, buffer_sets, selected
 
 RESULT = Result("attn_res", {"tokens": 1}, "cute", Timing(2.0, 1.9, 2.2, 15), moved_bytes=4_300_000)
 
@@ -25,3 +27,18 @@ def test_buffers_exceed_the_cache_twice_and_are_at_least_eight():
     assert buffer_sets(90_000_000) == 8
     assert buffer_sets(1_000_000) * 1_000_000 > 120e6
     assert buffer_sets(100) == 512
+
+
+@pytest.mark.parametrize(
+    ("only", "taken"),
+    [
+        ([], True),
+        (["n=8"], True),
+        (["n=7", "n=8"], True),
+        (["n=7"], False),
+        (["n=8", "k=3"], False),
+        (["m=1"], False),
+    ],
+)
+def test_cases_are_selected_by_every_name_and_any_value_of_it(only, taken):
+    assert selected({"n": 8, "k": 4}, only) is taken
