@@ -5,11 +5,15 @@ import pytest
 from runtime.kernels.attn_res import dispatch as attn_res
 from runtime.kernels.attn_res.spec import AttnResSpec
 from runtime.kernels.attn_res.spec import unsupported as attn_res_unsupported
+from runtime.kernels.common import dispatch
 from runtime.kernels.common.overlap import Overlap
 from runtime.kernels.kda_decode import dispatch as kda
 from runtime.kernels.kda_decode.spec import KdaDecodeSpec
 from runtime.kernels.kda_decode.spec import unsupported as kda_unsupported
+from runtime.kernels.skinny_gemm.dispatch import choose_skinny_gemm
+from runtime.kernels.skinny_gemm.spec import SkinnyGemmSpec
 
+ATTN_RES = AttnResSpec(7168, 8, None, True, True, 1e-5, 1e-5)
 PROMISES = [Overlap(), Overlap(True, False), Overlap(False, True), Overlap(True, True)]
 
 
@@ -61,3 +65,24 @@ def test_every_reason_against_a_kernel_is_given_at_once():
     reasons = attn_res_unsupported(AttnResSpec(1000, 9, None, True, True, 1e-5, 1e-5), "sm_80")
     assert len(reasons) == 3
     assert len(kda_unsupported(KdaDecodeSpec(0, 9, lower_bound=1.0), "cpu")) == 4
+
+
+@pytest.fixture
+def everything_installed(monkeypatch):
+    for module in ("attn_res", "kda_decode", "skinny_gemm"):
+        monkeypatch.setattr(f"runtime.kernels.{module}.dispatch.missing_packages", lambda *modules: ())
+
+
+@pytest.mark.usefixtures("everything_installed")
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a"])
+def test_automatic_choice_takes_a_kernel_only_where_it_has_run(arch):
+    choosers = (
+        lambda requested: attn_res.choose_attn_res(ATTN_RES, arch, requested),
+        lambda requested: kda.choose_kda_decode(KdaDecodeSpec(12), arch, requested),
+        lambda requested: choose_skinny_gemm(SkinnyGemmSpec(6288, 7168), 8, arch, requested),
+    )
+    for choose in choosers:
+        choice = choose(dispatch.AUTO)
+        assert (choice.variant == "cute") == (arch == "sm_90a")
+        assert arch == "sm_90a" or f"never run on {arch}" in choice.reason
+        assert choose("cute").variant == "cute"

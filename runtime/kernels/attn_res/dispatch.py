@@ -6,7 +6,7 @@ from torch import Tensor
 
 from runtime.kernels.attn_res.spec import AttnResSpec, check, check_weights, unsupported
 from runtime.kernels.common.device import arch_of, missing_packages, supports_pdl
-from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record
+from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record, unmeasured
 
 # early_trigger -> (most tokens, CTAs per token, CTAs that share a multiprocessor): the fastest of the measured shapes.
 # Few tokens are latency-bound and want many CTAs. Where neighbours overlap, many tokens do too; otherwise the
@@ -30,7 +30,7 @@ def choose_attn_res(spec: AttnResSpec, arch: str, requested: str = AUTO) -> Choi
     variants = (
         Variant(
             "cute",
-            (*unsupported(spec, arch), *missing_packages("cutlass")),
+            (*unsupported(spec, arch), *missing_packages("cutlass"), *unmeasured(arch, requested)),
             "measured faster than triton at every batch",
         ),
         Variant("triton", missing_packages("triton"), fallback=True),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 _logger = logging.getLogger(__name__)
 AUTO = "auto"
+MEASURED_ON = ("sm_90a",)  # where our kernels have run and were faster than their fallbacks
 
 
 class FallbackError(RuntimeError):
@@ -46,6 +47,13 @@ class Choice:
 _calls: Counter[Choice] = Counter()
 _logged: set[tuple[str, str, tuple[str, ...]]] = set()
 _strict = [False]
+
+
+def unmeasured(arch: str, requested: str) -> tuple[str, ...]:
+    """Why automatic choice does not take a kernel on `arch`, though it compiles: nobody has run it there."""
+    if requested != AUTO or arch in MEASURED_ON:
+        return ()
+    return (f"never run on {arch}",)
 
 
 def choose(op: str, variants: Sequence[Variant], requested: str = AUTO) -> Choice:

@@ -6,7 +6,7 @@ from math import inf
 from torch import Tensor
 
 from runtime.kernels.common.device import arch_of, missing_packages, multiprocessors, supports_pdl
-from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record
+from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record, unmeasured
 from runtime.kernels.common.overlap import Overlap
 from runtime.kernels.kda_decode.spec import KdaDecodeSpec, check, check_weights, unsupported
 
@@ -66,7 +66,7 @@ def choose_kda_decode(spec: KdaDecodeSpec, arch: str, requested: str = AUTO) -> 
     variants = (
         Variant(
             "cute",
-            (*unsupported(spec, arch), *missing_packages("cutlass")),
+            (*unsupported(spec, arch), *missing_packages("cutlass"), *unmeasured(arch, requested)),
             "measured faster than triton at every batch",
         ),
         Variant("triton", missing_packages("triton"), fallback=True),

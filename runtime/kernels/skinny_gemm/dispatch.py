@@ -5,7 +5,7 @@ from torch import Tensor
 
 from runtime.kernels.common.activations import situ
 from runtime.kernels.common.device import arch_of, missing_packages
-from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record
+from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record, unmeasured
 from runtime.kernels.skinny_gemm.plans import Bucket, Plan, default_plan
 from runtime.kernels.skinny_gemm.spec import SkinnyGemmSpec, check, check_weight, unsupported
 from runtime.kernels.skinny_gemm.table import PLANS
@@ -20,7 +20,7 @@ def plan_of(spec: SkinnyGemmSpec) -> Plan | None:
 
 def choose_skinny_gemm(spec: SkinnyGemmSpec, rows: int, arch: str, requested: str = AUTO) -> Choice:
     """Choose among "cute" (the streaming kernel) and "cublas" (through PyTorch) for `rows` rows."""
-    reasons = [*unsupported(spec, arch), *missing_packages("cutlass")]
+    reasons = [*unsupported(spec, arch), *missing_packages("cutlass"), *unmeasured(arch, requested)]
     plan = None if reasons else plan_of(spec)
     bucket = plan.bucket(rows) if plan else None
     if not reasons and bucket is None:
