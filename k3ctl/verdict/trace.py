@@ -135,6 +135,36 @@ def summarize(kernels: Sequence[Kernel]) -> TraceReport:
     )
 
 
+def statement(report: TraceReport, proved: bool) -> str:
+    """One sentence for people, with the published figures beside the measured ones."""
+    if not report.kernels:
+        return "unknown — the trace holds no GPU kernels"
+    counted = f"{report.kda_sentinels} KdaSplit, {report.mla_sentinels} MlaValue/DcpValue in {report.kernels} kernels"
+    if not proved or report.kernels_per_layer is None or report.us_per_layer is None:
+        return f"not engaged — {counted}: no whole number of steps (69 and 24 per step)"
+    stock, fast = PUBLISHED["kernels_per_layer"]
+    stock_us, fast_us = PUBLISHED["us_per_layer"]
+    return (
+        f"proved — {report.steps} specialized steps ({counted}); "
+        f"{report.kernels_per_layer:.1f} kernels a layer (published {stock:.0f} → {fast:.0f}), "
+        f"{report.us_per_layer:.1f} µs a layer (published {stock_us:.0f} → {fast_us:.0f}, TP16, batch 8, GB300)"
+    )
+
+
+def as_data(report: TraceReport) -> Mapping[str, Any]:
+    """The report for scripts."""
+    return {
+        "kernels": report.kernels,
+        "specialized_steps": report.steps,
+        "kda_sentinels": report.kda_sentinels,
+        "mla_sentinels": report.mla_sentinels,
+        "kernels_per_layer": report.kernels_per_layer,
+        "us_per_layer": report.us_per_layer,
+        "by_part": {part: {"kernels": n, "us": us} for part, (n, us) in report.by_part.items()},
+        "by_stream": dict(report.by_stream),
+    }
+
+
 def classify(name: str) -> str:
     """The part of a step that a kernel belongs to."""
     return next((part for part, marks in PARTS if _has(name, marks)), "other")

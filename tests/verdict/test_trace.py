@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,28 @@ def test_a_cut_gzip_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(UsageError, match="not a readable trace"):
         read(path)
+
+
+def k3ctl(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "k3ctl", *args], capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_judges_a_saved_trace(tmp_path: Path) -> None:
+    done = k3ctl("verify", "--trace-file", str(write(tmp_path / "t.json.gz", trace(2))))
+    assert done.returncode == 0, done.stderr
+    assert "proved — 2 specialized steps" in done.stdout
+    assert "published 23 → 13" in done.stdout
+    broken = k3ctl(
+        "verify", "--trace-file", str(write(tmp_path / "b.json", trace(2, drop_last_kda=True))), "--json"
+    )
+    assert broken.returncode == 1
+    assert json.loads(broken.stdout)["data"]["verdict"] == "not engaged"
+
+
+def test_a_trace_window_needs_a_server_started_with_a_profiler() -> None:
+    from k3ctl.verdict import profile
+
+    with pytest.raises(UsageError, match="without a profiler"):
+        profile.directory(("vllm", "serve", "m"))
+    argv = ("vllm", "serve", "m", "--profiler-config", '{"profiler":"torch","torch_profiler_dir":"/t"}')
+    assert profile.directory(argv) == Path("/t")
