@@ -37,14 +37,24 @@ def verify(
     require: Annotated[
         str, typer.Option(help="Weakest grade that exits 0: proved or consistent.")
     ] = "proved",
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Judge by a short profiler window instead of counters.")
+    ] = False,
+    trace_file: Annotated[
+        Path | None, typer.Option(help="Judge a saved torch profiler trace; no server needed.")
+    ] = None,
 ) -> CommandResult:
     """Drive decodes, count the path each step took, and say whether the fast path is really running.
 
     Exit 0 when the required grade is reached, 1 when not, 4 when the server is gone.
     """
+    if trace_file is not None:
+        return traced([trace_file])
     from k3ctl.verdict import check
     from k3ctl.verdict.judge import Grade
 
+    if trace:
+        return traced(check.profile(check.target(url, run), tokens=tokens))
     if require not in REQUIREMENTS:
         raise UsageError(f"`--require {require}` is not one of {', '.join(REQUIREMENTS)}")
     target = check.target(url, run)
