@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pytest
+
 from tests.e2e.conftest import Server
 
 
@@ -38,6 +40,7 @@ def test_prefills_in_the_batch_lower_the_share_and_are_named(server: Server) -> 
     assert "prefill-in-batch" in reasons(batch)
 
 
+@pytest.mark.slow
 def test_more_than_64_rows_lower_the_share_and_are_named(other_server: Callable[..., Server]) -> None:
     """Twenty sequences of four tokens are 80 rows."""
     wide = other_server("--profile", "cpu-tiny", "--set", "max_num_seqs=20")
