@@ -1,4 +1,4 @@
-"""Create ``.venv`` with what k3ctl needs: ``setup_env.py {cpu,dev,gpu,kernels}``. Standard library only; safe to repeat.
+"""Create ``.venv`` with what k3ctl needs: ``setup_env.py {cpu,dev,gpu,kernels}``. Standard library only; repeatable.
 
 cpu   the engine without kernels (official vLLM from its source distribution), CPU torch, GuideLLM, k3ctl
 dev   cpu and the tools the tests need
