@@ -9,10 +9,10 @@ SETUP := $(PYTHON) scripts/setup_env.py --venv $(VENV) $(if $(TORCH_INDEX),--tor
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-gpu demo test check lint types imports unit fix clean
+.PHONY: help setup setup-dev setup-gpu setup-kernels demo test test-slow test-gpu bench check check-kernels lint types imports unit fix clean
 
 help: ## list every target
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: ## .venv with the CPU engine, GuideLLM and k3ctl
 	@$(SETUP) cpu
@@ -23,13 +23,28 @@ setup-dev: ## setup, and what the tests need
 setup-gpu: ## .venv with the CUDA engine (on a GPU host)
 	@$(SETUP) gpu
 
+setup-kernels: ## .venv-kernels with CuTe DSL and Triton, to compile and audit the kernels without a GPU
+	@$(PYTHON) scripts/setup_env.py --venv .venv-kernels kernels
+
 demo: setup ## serve the tiny K3, verify its path, bench it, stop: the main job end to end
 	@$(BIN)/k3ctl demo
 
-test: setup-dev ## every test that runs without a GPU
-	@$(BIN)/python -m pytest -m "not gpu and not multigpu" $(ARGS)
+test: setup-dev ## the tests, without a GPU: units, the engine in process, a real server end to end
+	@$(BIN)/python -m pytest -m "not gpu and not multigpu and not slow" $(ARGS)
+
+test-slow: setup-dev ## the slow rest: engines killed under load, bench runs, 60 configurations against vLLM
+	@$(BIN)/python -m pytest -m "slow and not gpu and not multigpu" $(ARGS)
 
 check: setup-dev lint types imports test ## what CI runs
+
+check-kernels: setup-kernels ## compile every kernel for sm_90a, sm_100a, sm_103a and audit its machine code
+	@.venv-kernels/bin/python -m pytest -m "not gpu" runtime/kernels $(ARGS)
+
+test-gpu: ## kernel tests on a GPU host, e.g. make test-gpu OP=attn_res
+	@$(PYTHON) -m pytest -m gpu runtime/kernels/$(OP) $(ARGS)
+
+bench: ## kernel benchmark on a GPU host, e.g. make bench OP=attn_res
+	@$(PYTHON) -m runtime.kernels.$(OP).bench $(ARGS)
 
 lint: setup-dev ## ruff: rules and format
 	@$(BIN)/ruff check .

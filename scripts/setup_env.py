@@ -1,8 +1,9 @@
-"""Create ``.venv`` with what k3ctl needs: ``setup_env.py {cpu,dev,gpu}``. Standard library only; safe to repeat.
+"""Create ``.venv`` with what k3ctl needs: ``setup_env.py {cpu,dev,gpu,kernels}``. Standard library only; repeatable.
 
 cpu   the engine without kernels (official vLLM from its source distribution), CPU torch, GuideLLM, k3ctl
 dev   cpu and the tools the tests need
 gpu   the CUDA engine from its published wheel, GuideLLM, k3ctl (on a GPU host)
+kernels   what compiles and audits the kernels; apart, because Triton beside the CPU engine would change its behaviour
 
 Every finished step leaves a stamp of its inputs, so that an interrupted run goes on where it stopped and a repeated
 one does nothing. Everything pip prints goes to ``.venv/setup.log``.
@@ -26,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VLLM = "0.33.0"
 TORCH = "2.13.0"
-FREE_DISK_GB = {"cpu": 4, "dev": 4, "gpu": 15}
+FREE_DISK_GB = {"cpu": 4, "dev": 4, "gpu": 15, "kernels": 5}
 
 # vLLM's requirements that the CPU engine does without. torch comes first and by itself; the rest are CUDA builds that
 # cannot load beside a CPU torch, or serve video.
@@ -228,6 +229,17 @@ def gpu_steps(env: Environment) -> list[Step]:
     return [install, Step("bytecode", inputs, env.compile)]
 
 
+def kernel_steps(env: Environment) -> list[Step]:
+    """Compilers of the kernels, and pytest. torch comes first: the same CPU build as the engine's."""
+    inputs = (ROOT / "pyproject.toml").read_text() + str(ROOT)
+    packages = ["-e", f"{ROOT}[kernels]", "pytest<9", "pytest-timeout", "pytest-asyncio", "hypothesis"]
+    return [
+        Step("torch", TORCH, lambda: env.pip(f"torch=={TORCH}")),
+        Step("k3ctl[kernels]", inputs, lambda: env.pip(*packages)),
+        Step("bytecode", inputs, env.compile),
+    ]
+
+
 def run(env: Environment, steps: Sequence[Step]) -> None:
     """Run the steps that are not up to date. A later step is redone when an earlier one was."""
     redo = False
@@ -265,7 +277,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("mode", choices=["cpu", "dev", "gpu"])
+    parser.add_argument("mode", choices=["cpu", "dev", "gpu", "kernels"])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument(
         "--torch-index", default=os.environ.get("TORCH_INDEX"), help="index with CPU builds of torch"
@@ -282,6 +294,8 @@ def main() -> int:
             env.create()
             if args.mode == "gpu":
                 steps = gpu_steps(env)
+            elif args.mode == "kernels":
+                steps = kernel_steps(env)
             else:
                 # a test environment serves the demo as well: never shrink it
                 full = args.mode == "dev" or any("bench,dev" in name for name in env.stamps())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "Examples: `k3ctl verify` · `k3ctl verify --url http://127.0.0.1:8000 --rows 8` · "
-    "`k3ctl verify --require consistent`"
+    "`k3ctl verify --require consistent` · `k3ctl verify --trace` · `k3ctl verify --trace-file rank0.trace.json.gz`"
 )
 SCHEMA = "k3ctl.verify/1"
 REQUIREMENTS = ("proved", "consistent")
@@ -36,14 +37,24 @@ def verify(
     require: Annotated[
         str, typer.Option(help="Weakest grade that exits 0: proved or consistent.")
     ] = "proved",
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Judge by a short profiler window instead of counters.")
+    ] = False,
+    trace_file: Annotated[
+        Path | None, typer.Option(help="Judge a saved torch profiler trace; no server needed.")
+    ] = None,
 ) -> CommandResult:
     """Drive decodes, count the path each step took, and say whether the fast path is really running.
 
     Exit 0 when the required grade is reached, 1 when not, 4 when the server is gone.
     """
+    if trace_file is not None:
+        return traced([trace_file])
     from k3ctl.verdict import check
     from k3ctl.verdict.judge import Grade
 
+    if trace:
+        return traced(check.profile(check.target(url, run), tokens=tokens))
     if require not in REQUIREMENTS:
         raise UsageError(f"`--require {require}` is not one of {', '.join(REQUIREMENTS)}")
     target = check.target(url, run)
@@ -70,6 +81,29 @@ def blocks(url: str, verdict: Verdict) -> list[Block]:
         return [Lines(lines)]
     columns = ("batch", "path", "content", "mode", "reason", "steps", "rows", "tokens")
     return [Lines(lines), Table(columns, rows, right=frozenset({"batch", "steps", "rows", "tokens"}))]
+
+
+def traced(files: Sequence[Path]) -> CommandResult:
+    """Verdict of profiler traces, one per rank; every rank must prove the same number of steps."""
+    from k3ctl.verdict import trace
+
+    reports = [trace.summarize(trace.read(file)) for file in files]
+    proved = bool(reports) and all(r.proves for r in reports) and len({r.steps for r in reports}) == 1
+    first = reports[0]
+    lines = [trace.statement(first, proved), *(f"trace: {file}" for file in files)]
+    rows = [[part, str(count), f"{total / 1000:.3f}"] for part, (count, total) in first.by_part.items()]
+    table = Table(("part of a step", "kernels", "ms"), rows, right=frozenset({"kernels", "ms"}))
+    return CommandResult(
+        schema="k3ctl.verify-trace/1",
+        data={
+            "verdict": "proved" if proved else "not engaged" if first.kernels else "unknown",
+            "files": [str(file) for file in files],
+            "ranks": [trace.as_data(report) for report in reports],
+            "published": trace.PUBLISHED,
+        },
+        blocks=[Lines(lines), table] if rows else [Lines(lines)],
+        exit_code=ExitCode.OK if proved else ExitCode.FAILED,
+    )
 
 
 def _rows(drive: Drive) -> list[list[str]]:

@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from k3ctl.engine import rundir
 from k3ctl.engine.client import Client
 from k3ctl.errors import UsageError
 from k3ctl.verdict import probe
+from k3ctl.verdict import profile as profiler
 from k3ctl.verdict.judge import Drive, Evidence, Verdict, judge
 
 SWITCH = "--additional-config"
@@ -53,6 +55,25 @@ def check(server: Target, *, rows: int = 4, tokens: int = 48, api_key: str | Non
     probe.warm_up(client, model)
     phases = [probe.drive(client, model, 1, tokens), probe.drive(client, model, rows, tokens)]
     return judge(Evidence(phases, server.requested))
+
+
+def profile(server: Target, *, tokens: int = 48, api_key: str | None = None) -> list[Path]:
+    """Take a bounded profiler window of a local run; the traces stay where the server wrote them.
+
+    Raises:
+        UsageError: the server is not a run of this machine, or has no profiler.
+        EngineError: the server is gone, or wrote no trace.
+    """
+    if server.run_id is None:
+        raise UsageError(
+            "traces lie on the server's machine",
+            hint="run this there, or copy a trace and use `k3ctl verify --trace-file FILE`",
+        )
+    out = profiler.directory(rundir.find(server.run_id).argv)
+    client = Client(server.url, api_key=api_key)
+    model = probe.served_model(client)
+    probe.warm_up(client, model)
+    return profiler.take(client, model, out, tokens)
 
 
 def as_data(verdict: Verdict) -> Mapping[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pytest
+
 from tests.e2e.conftest import Server
 
 
@@ -26,10 +28,25 @@ def test_a_stock_server_is_not_engaged_and_says_what_to_change(other_server: Cal
     assert "latency_specialized" in done.stdout
 
 
-def test_too_many_rows_lower_the_share_and_name_the_reason(server: Server) -> None:
-    """16 sequences of 4 tokens fill the 64 rows; a 17th request waits, so rows stay at the limit: use --rows 16."""
+def reasons(batch: dict) -> set[str]:
+    return {s["reason"] for s in batch["steps"] if s["path"] == "standard"}
+
+
+def test_prefills_in_the_batch_lower_the_share_and_are_named(server: Server) -> None:
+    """Sixteen sequences of four tokens fill the 64 rows; they arrive while others decode already."""
     done = server.k3ctl("verify", "--rows", "16", "--json")
     batch = json.loads(done.stdout)["data"]["drives"][1]
-    assert batch["specialized_share"] > 0
-    reasons = {s["reason"] for s in batch["steps"] if s["path"] == "standard"}
-    assert "prefill-in-batch" in reasons
+    assert 0 < batch["specialized_share"] < 1
+    assert "prefill-in-batch" in reasons(batch)
+
+
+@pytest.mark.slow
+def test_more_than_64_rows_lower_the_share_and_are_named(other_server: Callable[..., Server]) -> None:
+    """Twenty sequences of four tokens are 80 rows."""
+    wide = other_server("--profile", "cpu-tiny", "--set", "max_num_seqs=20")
+    done = wide.k3ctl("verify", "--rows", "20", "--json")
+    data = json.loads(done.stdout)["data"]
+    assert data["verdict"] == "proved"  # batch 1 is specialized
+    batch = data["drives"][1]
+    assert batch["specialized_share"] < 1
+    assert "rows-over-limit" in reasons(batch)

@@ -94,7 +94,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = {"specialized, prefix cache, mtp", "tensor parallel, mtp"}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
 def test_every_token_equals_the_reference(
     name: str, run_case: Callable[..., dict[str, Any]], reference: K3Model
 ) -> None:
@@ -123,6 +128,7 @@ def test_every_token_equals_the_reference(
         assert paths(result, 1) == counted
 
 
+@pytest.mark.slow
 def test_a_request_that_ends_at_the_length_limit_equals_the_reference(
     run_case: Callable[..., dict[str, Any]], reference: K3Model
 ) -> None:
@@ -133,7 +139,9 @@ def test_a_request_that_ends_at_the_length_limit_equals_the_reference(
     assert_equals_reference(reference, result["outputs"])
 
 
-@pytest.mark.parametrize("speculation", [None, MTP], ids=["plain", "mtp"])
+@pytest.mark.parametrize(
+    "speculation", [pytest.param(None, marks=pytest.mark.slow), MTP], ids=["plain", "mtp"]
+)
 def test_sampling_follows_the_models_distribution(
     speculation: dict[str, Any] | None, run_case: Callable[..., dict[str, Any]], reference: K3Model
 ) -> None:

@@ -55,6 +55,14 @@ def test_a_report_that_is_not_what_it_claims_is_invalid(
     assert any(text in found for found in findings(row, guard))
 
 
+def test_the_inflated_prompts_of_guidellms_weka_replay_are_invalid(fixture_json: Any) -> None:
+    """guidellm-weka-replay-0.8.1.json: the third turn was recorded with 960 prompt tokens, 1181 were sent."""
+    turn = fixture_json("guidellm-weka-replay-0.8.1.json")["turns"][2]
+    sent = turn["prompt_token_count"]["successful"]
+    row = replace(GOOD, prompt_tokens=Stat(mean=sent["mean"], count=sent["count"]))
+    assert judge(row, workload=replace(LOAD, prompt_tokens=960))["prompt-length"] == "invalid"
+
+
 def test_the_published_rows_keep_their_arithmetic(judged: Any) -> None:
     found = judged("guidellm-8k1k-blogshape-c1-c4-c16.json")
     assert [round(row["little_ratio"], 2) for row in found] == [0.97, 1.09, 1.0]

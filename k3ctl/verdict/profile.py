@@ -1,0 +1,71 @@
+"""Takes a bounded profiler window from a running server and finds the trace it wrote. I/O only; ``trace`` reads it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from k3ctl.engine.client import BadAnswer, Client
+from k3ctl.errors import EngineError, UsageError
+from k3ctl.verdict import probe
+
+FLAG = "--profiler-config"
+WRITE_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 300.0
+HINT = (
+    "start it with `--set profiler_config.profiler=torch --set profiler_config.torch_profiler_dir=DIR "
+    "--set profiler_config.ignore_frontend=true --set profiler_config.torch_profiler_with_stack=false`"
+)
+
+
+def directory(argv: Sequence[str]) -> Path:
+    """Where a server started with ``argv`` writes its traces.
+
+    Raises:
+        UsageError: it was started without the torch profiler.
+    """
+    words = list(argv)
+    if FLAG in words[:-1]:
+        try:
+            found = json.loads(words[words.index(FLAG) + 1]).get("torch_profiler_dir")
+        except (ValueError, AttributeError):
+            found = None
+        if found:
+            return Path(found)
+    raise UsageError("the server was started without a profiler", hint=HINT)
+
+
+def take(client: Client, model: str, out: Path, tokens: int) -> list[Path]:
+    """Profile one request of ``tokens`` tokens and return the traces it left in ``out``, one per rank.
+
+    Raises:
+        UsageError: the server has no profiler routes.
+        EngineError: no trace appeared in time.
+    """
+    before = _traces(out)
+    try:
+        client.text("/start_profile", {}, timeout_s=STOP_TIMEOUT_S)
+    except BadAnswer as error:
+        if error.status == 404:
+            raise UsageError("the server has no profiler routes", hint=HINT) from None
+        raise
+    try:
+        probe.drive(client, model, 1, tokens)
+    finally:
+        client.text("/stop_profile", {}, timeout_s=STOP_TIMEOUT_S)
+    deadline = time.monotonic() + WRITE_TIMEOUT_S
+    while time.monotonic() < deadline:
+        fresh = {path: size for path, size in _traces(out).items() if path not in before}
+        time.sleep(1.0)
+        if fresh and all(_traces(out).get(path) == size for path, size in fresh.items()):
+            return sorted(fresh)
+    raise EngineError(
+        f"the profiler wrote no trace to `{out}` in {WRITE_TIMEOUT_S:.0f} s", hint="see the engine's log"
+    )
+
+
+def _traces(out: Path) -> dict[Path, int]:
+    found = [*out.glob("**/*.json"), *out.glob("**/*.json.gz")]
+    return {path: path.stat().st_size for path in found if path.is_file()}
