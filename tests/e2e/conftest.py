@@ -1,4 +1,4 @@
-"""A real server for the end-to-end tests: one per session, started and stopped through k3ctl itself."""
+"""A real server for the end-to-end tests: one for the package, started and stopped through k3ctl itself."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def start(state: Path, *args: str) -> Server:
     return Server(run["url"], run_id, state / "runs" / run_id, env)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The tiny K3 as its profile serves it: speculation, prefix cache, specialized decode."""
     running = start(tmp_path_factory.mktemp("state"), "--profile", "cpu-tiny")
