@@ -38,10 +38,10 @@ test-slow: setup-dev ## the slow rest: engines killed under load, bench runs, 60
 check: setup-dev lint types imports test ## what CI runs
 
 check-kernels: setup-kernels ## compile every kernel for sm_90a, sm_100a, sm_103a and audit its machine code
-	@.venv-kernels/bin/python -m pytest -m "not gpu" runtime/kernels $(ARGS)
+	@.venv-kernels/bin/python -m pytest -n 2 -m "not gpu" runtime/kernels $(ARGS)
 
 test-gpu: ## kernel tests on a GPU host, e.g. make test-gpu OP=attn_res
-	@$(PYTHON) -m pytest -m gpu runtime/kernels/$(OP) $(ARGS)
+	@K3_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu runtime/kernels/$(OP) $(ARGS)
 
 bench: ## kernel benchmark on a GPU host, e.g. make bench OP=attn_res
 	@$(PYTHON) -m runtime.kernels.$(OP).bench $(ARGS)

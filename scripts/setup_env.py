@@ -232,7 +232,15 @@ def gpu_steps(env: Environment) -> list[Step]:
 def kernel_steps(env: Environment) -> list[Step]:
     """Compilers of the kernels, and pytest. torch comes first: the same CPU build as the engine's."""
     inputs = (ROOT / "pyproject.toml").read_text() + str(ROOT)
-    packages = ["-e", f"{ROOT}[kernels]", "pytest<9", "pytest-timeout", "pytest-asyncio", "hypothesis"]
+    packages = [
+        "-e",
+        f"{ROOT}[kernels]",
+        "pytest<9",
+        "pytest-timeout",
+        "pytest-asyncio",
+        "pytest-xdist",
+        "hypothesis",
+    ]
     return [
         Step("torch", TORCH, lambda: env.pip(f"torch=={TORCH}")),
         Step("k3ctl[kernels]", inputs, lambda: env.pip(*packages)),
