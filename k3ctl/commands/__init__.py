@@ -11,7 +11,6 @@ VERBS = (
     "triage",
     "bundle",
     "gate",
-    "validate",
     "runs",
     "demo",
 )
