@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 SETUP := $(PYTHON) scripts/setup_env.py --venv $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 export OMP_NUM_THREADS ?= 1
+# one process a core, four at most; files stay together (conftest.py)
+SHARED := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-gpu setup-kernels demo test test-slow test-gpu bench check check-kernels lint types imports unit fix clean
@@ -30,7 +32,7 @@ demo: setup ## serve the tiny K3, verify its path, bench it, stop: the main job 
 	@$(BIN)/k3ctl demo
 
 test: setup-dev ## the tests, without a GPU: units, the engine in process, a real server end to end
-	@$(BIN)/python -m pytest -m "not gpu and not multigpu and not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(SHARED) -m "not gpu and not multigpu and not slow" $(ARGS)
 
 test-slow: setup-dev ## the slow rest: engines killed under load, bench runs, 60 configurations against vLLM
 	@$(BIN)/python -m pytest -m "slow and not gpu and not multigpu" $(ARGS)
@@ -57,7 +59,7 @@ imports: setup-dev ## import-linter contracts
 	@$(BIN)/lint-imports
 
 unit: setup-dev ## the fast tests only
-	@$(BIN)/python -m pytest -m "not gpu and not multigpu and not engine and not e2e and not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(SHARED) -m "not gpu and not multigpu and not engine and not e2e and not slow" $(ARGS)
 
 fix: setup-dev ## let ruff fix and format
 	@$(BIN)/ruff check --fix .

@@ -1,7 +1,7 @@
 """vLLM's general plugin: called once in every process (API server, engine core, workers, registry subprocess).
 
 It registers our model classes where vLLM has no K3 for the platform, and the seeded load format of the tiny model.
-Nothing here imports torch or builds anything: the engine does that when it needs to. Idempotent.
+Nothing here builds anything: the engine does that when it needs to. Idempotent.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def _register_cpu() -> None:
     from vllm import ModelRegistry
 
     from runtime.engine import cpu_ops, upstream_fixes
+    from runtime.engine.model import K3ForCausalLM
+    from runtime.engine.mtp import K3Mtp
 
     # The CPU platform takes any MLA-shaped config for its own CPU_MLA backend and then forces block size 16, no
     # chunked prefill and no prefix caching. Our latent cache needs none of that.
@@ -41,9 +43,11 @@ def _register_cpu() -> None:
     cpu_ops.install()
     upstream_fixes.fix_expand()
     cpu_ops.set_local_world_size()
+    # The classes themselves, not their names: vLLM inspects a name in a process of its own, so that CUDA stays
+    # untouched. There is no CUDA here, and two such processes are a third of the first start.
     for architecture in ARCHITECTURES:
-        ModelRegistry.register_model(architecture, "runtime.engine.model:K3ForCausalLM")
-    ModelRegistry.register_model("KimiK3MTPModel", "runtime.engine.mtp:K3Mtp")
+        ModelRegistry.register_model(architecture, K3ForCausalLM)
+    ModelRegistry.register_model("KimiK3MTPModel", K3Mtp)
     _register_load_format()
 
 

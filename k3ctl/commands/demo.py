@@ -27,6 +27,7 @@ def demo() -> CommandResult:
     """
     from k3ctl import demo as core
     from k3ctl.commands.serve.narrator import Narrator
+    from k3ctl.loadtest import view
     from k3ctl.verdict import check
 
     narrator = Narrator()
@@ -35,6 +36,7 @@ def demo() -> CommandResult:
     right = frozenset(core.COLUMNS) - {"path"}
     counted = core.steps_counted(result.verdict)
     lines = [
+        *view.findings(result.bench),
         f"path: {result.verdict.grade.value}; {result.verdict.statement}",
         f"engine log: {result.run_dir}/engine.log · bench: {result.bench_dir}",
     ]

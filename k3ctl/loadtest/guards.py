@@ -36,6 +36,8 @@ DRAFTER_CEILING = 4.0
 """The golden curve's highest acceptance length (K = 8): no real drafter gives more in every single chunk."""
 PREFIX_HITS_EXPECTED_NONE = 0.01
 CLIENT_DELAY_SHARE = 0.05
+BURST_INVALID, BURST_CAUTION = 0.5, 0.8
+"""Client's ITL over the server's: below this the client read several tokens at once."""
 CLOCK_JUMP_S = 0.5
 
 
@@ -302,6 +304,17 @@ def client_saturation(e: Evidence) -> Iterable[Finding]:
         yield Finding("client-saturation", CAUTION, text)
 
 
+def bursts(e: Evidence) -> Iterable[Finding]:
+    """The client's ITL is below what the server took: it read late and found many tokens waiting."""
+    took = e.server.tpot_ms if e.server else None
+    seen = e.row.itl_ms.mean
+    if not took or seen is None or e.row.completed == 0 or seen >= BURST_CAUTION * took:
+        return
+    level = INVALID if seen < BURST_INVALID * took else CAUTION
+    text = f"mean ITL {seen:.2f} ms, the server took {took:.2f} ms a token: the client read tokens in bursts"
+    yield Finding("bursts", level, text)
+
+
 def path(e: Evidence) -> Iterable[Finding]:
     """The specialized path was asked for and did not run the decode steps."""
     taken = e.server.path if e.server else None
@@ -337,6 +350,7 @@ GUARDS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     conditions,
     path,
     client_saturation,
+    bursts,
     request_count,
     interval,
     reasoning_only,

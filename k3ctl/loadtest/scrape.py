@@ -47,6 +47,8 @@ class Sample:
     accepted_tokens: float | None = None
     accepted_per_position: tuple[float, ...] = ()
     preemptions: float | None = None
+    tpot_sum_s: float | None = None
+    tpot_count: float | None = None
     process_start: float | None = None
     engagement: Engagement | None = None
 
@@ -75,6 +77,8 @@ SERIES = {
     "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
     "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
     "preemptions": "vllm:num_preemptions_total",
+    "tpot_sum_s": "vllm:request_time_per_output_token_seconds_sum",
+    "tpot_count": "vllm:request_time_per_output_token_seconds_count",
     "process_start": "process_start_time_seconds",
 }
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"

@@ -42,6 +42,8 @@ class ServerWindow:
     draft_length: float | None = None
     prefix_hit_share: float | None = None
     preemptions: float | None = None
+    tpot_ms: float | None = None
+    """Mean over requests that finished in the window, by the server: (last − first token) / (tokens − 1)."""
     path: PathShare | None = None
     restarted: bool = False
     clock_jump_s: float = 0.0
@@ -82,6 +84,7 @@ def server_window(samples: Sequence[Sample], start: float | None, end: float | N
     if seconds <= 0 or restarted:
         return ServerWindow(seconds=max(seconds, 0.0), restarted=restarted, samples=len(chosen))
     accepted = pair.ratio("accepted_tokens", "drafts")
+    tpot_s = pair.ratio("tpot_sum_s", "tpot_count")
     return ServerWindow(
         seconds=seconds,
         output_tok_s=None if tokens is None else tokens / seconds,
@@ -91,6 +94,7 @@ def server_window(samples: Sequence[Sample], start: float | None, end: float | N
         draft_length=pair.ratio("draft_tokens", "drafts"),
         prefix_hit_share=pair.ratio("prefix_hits", "prefix_queries"),
         preemptions=pair.delta("preemptions"),
+        tpot_ms=None if tpot_s is None else tpot_s * 1000,
         path=_path(pair.first.engagement, pair.last.engagement),
         clock_jump_s=clock_jump(chosen),
         samples=len(chosen),

@@ -181,6 +181,16 @@ def test_a_saturated_client_is_a_caution() -> None:
     assert judge(replace(GOOD, dispatch_delay_s=1.0))["client-saturation"] == "caution"
 
 
+@pytest.mark.parametrize(
+    ("server_tpot_ms", "level"),
+    [(None, None), (4.6, None), (5.5, None), (6.0, "caution"), (9.5, "invalid"), (2.0, None)],
+)
+def test_an_itl_that_the_server_cannot_have_given_is_found(
+    server_tpot_ms: float | None, level: str | None
+) -> None:
+    assert judge(server=ServerWindow(60, tpot_ms=server_tpot_ms)).get("bursts") == level
+
+
 def test_little_allows_five_percent_and_one_request() -> None:
     few = replace(GOOD, completed=10, output_tok_s=1.14 * 4 * 1000 / 4.8)
     many = replace(few, completed=1000)

@@ -43,6 +43,19 @@ def test_acceptance_includes_the_bonus_token() -> None:
     assert window.acceptance_per_position == (0.9, 0.4)
 
 
+def test_the_servers_time_per_output_token_is_that_of_the_window() -> None:
+    before, after = (
+        sample(0, 0, tpot_sum_s=1.0, tpot_count=10),
+        sample(10, 100, tpot_sum_s=1.3, tpot_count=20),
+    )
+    window = server_window([before, after], None, None)
+    assert window is not None
+    assert window.tpot_ms == pytest.approx(30.0)
+    idle = server_window([before, sample(10, 100, tpot_sum_s=1.0, tpot_count=10)], None, None)
+    assert idle is not None
+    assert idle.tpot_ms is None
+
+
 def test_drafts_that_stay_zero_do_not_divide() -> None:
     window = server_window(
         [sample(0, 0, drafts=0, accepted_tokens=0), sample(9, 9, drafts=0, accepted_tokens=0)], None, None
