@@ -103,8 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         output.emit_error(K3Error("interrupted"), as_json=False)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        # the reader of our output went away (`k3ctl … | head`): not an error of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.reader_has_gone()  # in the middle of a stream, e.g. `k3ctl logs --follow | head`
         return int(ExitCode.OK)
     except Exception as error:
         return _unexpected(error, as_json=as_json)

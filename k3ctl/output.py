@@ -76,13 +76,16 @@ def envelope(result: CommandResult | None, error: K3Error | None = None) -> dict
 
 
 def emit(result: CommandResult, *, as_json: bool) -> None:
-    """Write a result: blocks for people, or one JSON object."""
-    if as_json:
-        _write_json(envelope(result))
-        return
-    for warning in result.warnings:
-        note(f"warning: {warning}")
-    _print_blocks(result.blocks)
+    """Write a result: blocks for people, or one JSON object. A reader that has gone changes no exit code."""
+    try:
+        if as_json:
+            _write_json(envelope(result))
+            return
+        for warning in result.warnings:
+            note(f"warning: {warning}")
+        _print_blocks(result.blocks)
+    except BrokenPipeError:
+        reader_has_gone()
 
 
 def emit_error(error: K3Error, *, as_json: bool) -> None:
@@ -116,6 +119,11 @@ def write_text(text: str) -> None:
     sys.stdout.flush()
 
 
+def reader_has_gone() -> None:
+    """After a ``BrokenPipeError``: nobody reads stdout any more (``k3ctl … | head``), so nothing goes there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _write_json(value: Mapping[str, Any]) -> None:
     write_text(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
@@ -136,11 +144,13 @@ def _print_blocks(blocks: Sequence[Block]) -> None:
         soft_wrap=False,
         highlight=False,
     )
-    for block in blocks:
-        if isinstance(block, Lines):
-            console.print("\n".join(block.lines), markup=False, soft_wrap=True)
-        else:
-            console.print(_rich_table(block))
+    with console.capture() as text:  # rich ends the process when its reader has gone
+        for block in blocks:
+            if isinstance(block, Lines):
+                console.print("\n".join(block.lines), markup=False, soft_wrap=True)
+            else:
+                console.print(_rich_table(block))
+    write_text(text.get())
 
 
 def _pipe_width() -> int:

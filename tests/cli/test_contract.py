@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -50,6 +51,19 @@ def test_an_error_is_one_line_with_its_exit_code_and_the_envelope_says_the_same(
     assert set(value) == ENVELOPE
     assert wrapped.returncode == value["exit_code"] == code
     assert value["error"]["message"]
+
+
+@pytest.mark.parametrize("args", ["profiles list", "profiles list --json", "doctor --profile gb300-tp16"])
+def test_a_reader_that_goes_away_changes_no_exit_code_and_causes_no_message(args: str) -> None:
+    expected = k3ctl(*args.split()).returncode
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-m", "k3ctl", *args.split()], stdout=write_end, stderr=subprocess.PIPE, text=True,
+        timeout=60,
+    )  # fmt: skip
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (expected, "")
 
 
 def test_the_help_is_reached_without_the_heavy_imports() -> None:
