@@ -33,6 +33,7 @@ def rank(path: Path) -> int:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Group and order the tests where they are shared out; a plain run keeps its order."""
     if not hasattr(config, "workerinput"):
