@@ -25,8 +25,8 @@ setup-dev: ## setup, and what the tests need
 setup-gpu: ## .venv with the CUDA engine (on a GPU host)
 	@$(SETUP) gpu
 
-setup-kernels: ## .venv-kernels with CuTe DSL and Triton, to compile and audit the kernels without a GPU
-	@$(PYTHON) scripts/setup_env.py --venv .venv-kernels kernels
+setup-kernels: setup-dev ## .venv-kernels: CuTe DSL and Triton over .venv, to compile the kernels without a GPU
+	@$(PYTHON) scripts/setup_env.py --venv $(VENV)-kernels --over $(VENV) kernels
 
 demo: setup ## serve the tiny K3, verify its path, bench it, stop: the main job end to end
 	@$(BIN)/k3ctl demo
@@ -37,10 +37,10 @@ test: setup-dev ## the tests, without a GPU: units, the engine in process, a rea
 test-slow: setup-dev ## the slow rest: engines killed under load, bench runs, 60 configurations against vLLM
 	@$(BIN)/python -m pytest -m "slow and not gpu and not multigpu" $(ARGS)
 
-check: setup-dev lint types imports test ## what CI runs
+check: setup-dev lint types imports check-kernels test ## what CI runs
 
 check-kernels: setup-kernels ## compile every kernel for sm_90a, sm_100a, sm_103a and audit its machine code
-	@.venv-kernels/bin/python -m pytest -n 2 -m "not gpu" runtime/kernels $(ARGS)
+	@K3_REQUIRE_COMPILERS=1 $(VENV)-kernels/bin/python -m pytest -n logical --maxprocesses 8 -m compilers runtime/kernels $(ARGS)
 
 test-gpu: ## kernel tests on a GPU host, e.g. make test-gpu OP=attn_res
 	@K3_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu runtime/kernels/$(OP) $(ARGS)
@@ -66,4 +66,4 @@ fix: setup-dev ## let ruff fix and format
 	@$(BIN)/ruff format .
 
 clean: ## remove the environment and caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	@rm -rf $(VENV) $(VENV)-kernels .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -3,7 +3,8 @@
 cpu   the engine without kernels (official vLLM from its source distribution), CPU torch, GuideLLM, k3ctl
 dev   cpu and the tools the tests need
 gpu   the CUDA engine from its published wheel, GuideLLM, k3ctl (on a GPU host)
-kernels   what compiles and audits the kernels; apart, because Triton beside the CPU engine would change its behaviour
+kernels   what compiles and audits the kernels, laid over a `dev` environment (``--over``): torch and pytest come from
+          there, Triton stays out of it, because beside the CPU engine it would change that one's behaviour
 
 Every finished step leaves a stamp of its inputs, so that an interrupted run goes on where it stopped and a repeated
 one does nothing. Everything pip prints goes to ``.venv/setup.log``.
@@ -27,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VLLM = "0.33.0"
 TORCH = "2.13.0"
-FREE_DISK_GB = {"cpu": 4, "dev": 4, "gpu": 15, "kernels": 5}
+FREE_DISK_GB = {"cpu": 4, "dev": 4, "gpu": 15, "kernels": 2}
 
 # vLLM's requirements that the CPU engine does without. torch comes first and by itself; the rest are CUDA builds that
 # cannot load beside a CPU torch, or serve video.
@@ -85,6 +86,7 @@ class Environment:
         self.python = path / "bin" / "python"
         self.log = path / "setup.log"
         self.stamp_file = path / "setup.json"
+        self.packages = path / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
     def create(self) -> None:
         """Make the environment, or make it anew when it is broken or of another Python."""
@@ -138,10 +140,9 @@ class Environment:
 
     def compile(self) -> None:
         """Bytecode for everything installed, on all cores (pip's own compilation uses one)."""
-        packages = self.output("import sysconfig; print(sysconfig.get_path('purelib'))").strip()
         # a file of another Python's syntax in some package is not our failure
         subprocess.run(
-            [self.python, "-m", "compileall", "-q", "-j", "0", packages], check=False, capture_output=True
+            [self.python, "-m", "compileall", "-q", "-j", "0", self.packages], check=False, capture_output=True
         )
 
     def output(self, code: str) -> str:
@@ -229,22 +230,28 @@ def gpu_steps(env: Environment) -> list[Step]:
     return [install, Step("bytecode", inputs, env.compile)]
 
 
-def kernel_steps(env: Environment) -> list[Step]:
-    """Compilers of the kernels, and pytest. torch comes first: the same CPU build as the engine's."""
-    inputs = (ROOT / "pyproject.toml").read_text() + str(ROOT)
-    packages = [
-        "-e",
-        f"{ROOT}[kernels]",
-        "pytest<9",
-        "pytest-timeout",
-        "pytest-asyncio",
-        "pytest-xdist",
-        "hypothesis",
-    ]
+def kernel_steps(env: Environment, base: Environment) -> list[Step]:
+    """The compilers of the kernels, over the packages of `base`."""
+    import tomllib  # not in a Python that `check_machine` refuses
+
+    if not base.python.exists():
+        raise SetupError(f"error: no environment in {base.path}\nhint: `make setup-kernels` makes it first")
+    lock = ROOT / "requirements" / "kernels.lock"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = project["optional-dependencies"]["kernels"]
+
+    def overlay() -> None:
+        (env.packages / "base.pth").write_text(f"{base.packages}\n")
+
+    def compilers() -> None:
+        env.pip("--no-deps", "-r", str(lock))
+        env.pip(*packages, "-c", str(lock))  # on the Python of the lock this finds everything there
+
+    text = lock.read_text() + " ".join(packages)
     return [
-        Step("torch", TORCH, lambda: env.pip(f"torch=={TORCH}")),
-        Step("k3ctl[kernels]", inputs, lambda: env.pip(*packages)),
-        Step("bytecode", inputs, env.compile),
+        Step("overlay", str(base.packages), overlay),
+        Step("compilers of the kernels", text, compilers),
+        Step("bytecode", text, env.compile),
     ]
 
 
@@ -290,6 +297,7 @@ def main() -> int:
     parser.add_argument(
         "--torch-index", default=os.environ.get("TORCH_INDEX"), help="index with CPU builds of torch"
     )
+    parser.add_argument("--over", type=Path, default=ROOT / ".venv", help="environment under that of `kernels`")
     args = parser.parse_args()
     venv = args.venv.resolve()
     try:
@@ -303,7 +311,7 @@ def main() -> int:
             if args.mode == "gpu":
                 steps = gpu_steps(env)
             elif args.mode == "kernels":
-                steps = kernel_steps(env)
+                steps = kernel_steps(env, Environment(args.over.resolve()))
             else:
                 # a test environment serves the demo as well: never shrink it
                 full = args.mode == "dev" or any("bench,dev" in name for name in env.stamps())

@@ -7,6 +7,13 @@ import pytest
 import torch
 
 
+def pytest_sessionstart() -> None:
+    """Fail at once where K3_REQUIRE_COMPILERS promises compilers that are not there: their tests would be skipped."""
+    if os.environ.get("K3_REQUIRE_COMPILERS"):
+        import cutlass
+        import triton  # noqa: F401
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` without a GPU, unless K3_REQUIRE_GPU says that there must be one."""
     if torch.cuda.is_available() or os.environ.get("K3_REQUIRE_GPU"):

@@ -4,24 +4,29 @@ import importlib
 
 import pytest
 
-pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
-pytest.importorskip("triton", reason="triton is not installed")
+pytest.importorskip("cutlass", reason="no CuTe DSL here: `make check-kernels`")
+pytest.importorskip("triton", reason="no Triton here: `make check-kernels`")
 
-MODULES = [
-    "attn_res.cute_launch",
-    "attn_res.triton_kernel",
-    "kda_decode.cute_launch",
-    "kda_decode.triton_kernel",
-    "skinny_gemm.cute_launch",
-]
-CASES = [
-    (build, target)
-    for module in MODULES
-    for build in importlib.import_module(f"runtime.kernels.{module}").builds()
-    for target in build.targets
-]
+from runtime.kernels.common.builds import TARGETS  # noqa: E402
+from runtime.kernels.common.device_code import build_modules, kernels, sources  # noqa: E402
+
+pytestmark = pytest.mark.compilers
+BUILDS = [build for module in build_modules() for build in importlib.import_module(module).builds()]
+CASES = [(build, target) for build in BUILDS for target in build.targets]
 
 
 @pytest.mark.parametrize(("build", "target"), CASES, ids=[f"{b.name} {t}" for b, t in CASES])
 def test_a_kernel_compiles_and_passes_the_audit(build, target):
     assert build.problems(target) == []
+
+
+def test_every_kernel_of_every_operator_is_built_for_every_target():
+    wanted = {
+        (kernel, target) for kernel in kernels(path.read_text() for path in sources()) for target in TARGETS
+    }
+    assert wanted == {(build.kernel, target) for build, target in CASES}
+
+
+def test_no_two_builds_share_a_name():
+    names = [build.name for build in BUILDS]
+    assert sorted(set(names)) == sorted(names)

@@ -102,6 +102,7 @@ def _build(kernel: AttnResCluster) -> Build:
     name = f"attn_res blocks={kernel.num_blocks} write={kernel.write} norm={kernel.has_norm} "
     return Build(
         name + f"settled={kernel.settled} cluster={kernel.cluster}",
+        type(kernel).__name__,
         lambda target: compile_image(kernel, *operands(kernel.hidden), arch=target),
         # Without a delta the kernel's second argument is the prefix again.
         ROLES if kernel.has_delta else ("state", "state", *ROLES[2:]),

@@ -127,6 +127,7 @@ def _build(num_blocks, write, has_delta, has_norm) -> Build:
     roles = ("state", prefix_again, "state", "weight", "weight", "weight", "output", *["scalar"] * 9)
     return Build(
         f"attn_res triton blocks={num_blocks} write={write}",
+        attn_res_kernel.__name__,
         lambda target: triton_image(attn_res_kernel, target, signature, constants, warps=WARPS, aligned=12),
         roles,
         limits=Limits(stack_bytes=0),

@@ -7,7 +7,7 @@ import functools
 
 import pytest
 
-cutlass = pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+cutlass = pytest.importorskip("cutlass", reason="no CuTe DSL here: `make check-kernels`")
 
 import torch  # noqa: E402
 from cutlass import Float32, Int32, cute  # noqa: E402
@@ -19,6 +19,7 @@ from runtime.kernels.common.cute_compile import compile_image, symbol, tensor  #
 from runtime.kernels.common.cute_ops import load_int, load_state, ptx, store_floats  # noqa: E402
 from runtime.kernels.common.sass import disassemble  # noqa: E402
 
+pytestmark = pytest.mark.compilers
 ROLES = {0: "activation", 1: "weight", 2: "table", 3: "output"}
 
 

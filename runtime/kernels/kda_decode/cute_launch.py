@@ -103,6 +103,7 @@ def _build(kernel: KdaDecode, stream: bool = False) -> Build:
     kind = "stream" if stream else f"cluster={kernel.cluster}"
     return Build(
         f"kda_decode heads={kernel.heads} tokens={kernel.tokens} settled={kernel.settled} {kind}",
+        type(kernel).__name__,
         lambda target: compile_image(kernel, *operands(kernel.heads, stream), arch=target),
         ROLES[:9] + ROLES[10:] if stream else ROLES,
         settled=kernel.settled,

@@ -184,6 +184,7 @@ def _build(heads, tokens) -> Build:
     roles = ("activation", *["weight"] * 5, "state", "state", "table", "table", "output", *["scalar"] * 13)
     return Build(
         f"kda_decode triton heads={heads} tokens={tokens}",
+        kda_decode_kernel.__name__,
         lambda target: triton_image(kda_decode_kernel, target, signature, constants, warps=WARPS, aligned=11),
         roles,
         limits=Limits(stack_bytes=0 if tokens == 1 else 512),  # the fallback may spill

@@ -53,6 +53,7 @@ def _build(n, k, epilogue, plan, bucket, targets) -> Build:
     )
     return Build(
         f"skinny_gemm {n}x{k} {epilogue} rows={bucket.rows}",
+        type(kernel).__name__,
         lambda target: compile_image(kernel, *operands(k, epilogue), arch=target),
         ROLES,
         targets=targets,
