@@ -86,7 +86,7 @@ class Environment:
         self.python = path / "bin" / "python"
         self.log = path / "setup.log"
         self.stamp_file = path / "setup.json"
-        self.packages = path / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+        self.packages = path / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
 
     def create(self) -> None:
         """Make the environment, or make it anew when it is broken or of another Python."""
@@ -142,7 +142,9 @@ class Environment:
         """Bytecode for everything installed, on all cores (pip's own compilation uses one)."""
         # a file of another Python's syntax in some package is not our failure
         subprocess.run(
-            [self.python, "-m", "compileall", "-q", "-j", "0", self.packages], check=False, capture_output=True
+            [self.python, "-m", "compileall", "-q", "-j", "0", self.packages],
+            check=False,
+            capture_output=True,
         )
 
     def output(self, code: str) -> str:
@@ -297,7 +299,9 @@ def main() -> int:
     parser.add_argument(
         "--torch-index", default=os.environ.get("TORCH_INDEX"), help="index with CPU builds of torch"
     )
-    parser.add_argument("--over", type=Path, default=ROOT / ".venv", help="environment under that of `kernels`")
+    parser.add_argument(
+        "--over", type=Path, default=ROOT / ".venv", help="environment under that of `kernels`"
+    )
     args = parser.parse_args()
     venv = args.venv.resolve()
     try:
