@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from k3ctl.output import Block, CommandResult, Lines, Table
 
 if TYPE_CHECKING:
     from k3ctl.verdict.judge import Drive, Verdict
+    from k3ctl.verdict.trace import TraceReport
 
 EPILOG = (
     "Examples: `k3ctl verify` · `k3ctl verify --url http://127.0.0.1:8000 --rows 8` · "
@@ -53,12 +55,13 @@ def verify(
     from k3ctl.verdict import check
     from k3ctl.verdict.judge import Grade
 
+    key = os.environ.get("VLLM_API_KEY")
     if trace:
-        return traced(check.profile(check.target(url, run), tokens=tokens))
+        return traced(check.profile(check.target(url, run), tokens=tokens, api_key=key))
     if require not in REQUIREMENTS:
         raise UsageError(f"`--require {require}` is not one of {', '.join(REQUIREMENTS)}")
     target = check.target(url, run)
-    verdict = check.check(target, rows=rows, tokens=tokens)
+    verdict = check.check(target, rows=rows, tokens=tokens, api_key=key)
     enough = {Grade.PROVED} if require == "proved" else {Grade.PROVED, Grade.CONSISTENT}
     return CommandResult(
         schema=SCHEMA,
@@ -85,25 +88,42 @@ def blocks(url: str, verdict: Verdict) -> list[Block]:
 
 def traced(files: Sequence[Path]) -> CommandResult:
     """Verdict of profiler traces, one per rank; every rank must prove the same number of steps."""
-    from k3ctl.verdict import trace
+    from k3ctl.verdict import kernels, trace
 
-    reports = [trace.summarize(trace.read(file)) for file in files]
-    proved = bool(reports) and all(r.proves for r in reports) and len({r.steps for r in reports}) == 1
-    first = reports[0]
-    lines = [trace.statement(first, proved), *(f"trace: {file}" for file in files)]
-    rows = [[part, str(count), f"{total / 1000:.3f}"] for part, (count, total) in first.by_part.items()]
-    table = Table(("part of a step", "kernels", "ms"), rows, right=frozenset({"kernels", "ms"}))
+    reports = [trace.summarize(kernels.read(file)) for file in files]
+    verdict = trace.verdict(reports)
+    shown = next((report for report in reports if report.kernels), reports[0])
+    lines = Lines([trace.statement(reports), *(f"trace: {file}" for file in files)])
     return CommandResult(
         schema="k3ctl.verify-trace/1",
         data={
-            "verdict": "proved" if proved else "not engaged" if first.kernels else "unknown",
+            "verdict": verdict,
             "files": [str(file) for file in files],
             "ranks": [trace.as_data(report) for report in reports],
             "published": trace.PUBLISHED,
         },
-        blocks=[Lines(lines), table] if rows else [Lines(lines)],
-        exit_code=ExitCode.OK if proved else ExitCode.FAILED,
+        blocks=[lines, *_trace_tables(shown)],
+        exit_code=ExitCode.OK if verdict == "proved" else ExitCode.FAILED,
     )
+
+
+def _trace_tables(report: TraceReport) -> list[Block]:
+    tables: list[Block] = []
+    if report.layers:
+        rows = [
+            [kind.name, str(kind.layers), f"{kind.kernels:.1f}", f"{kind.us:.1f}", _streams(kind.by_stream)]
+            for kind in report.layers
+        ]
+        columns = ("standard layer", "layers", "kernels", "µs", "kernels on stream")
+        tables.append(Table(columns, rows, right=frozenset({"layers", "kernels", "µs"})))
+    if report.by_part:
+        rows = [[part, str(count), f"{total / 1000:.3f}"] for part, (count, total) in report.by_part.items()]
+        tables.append(Table(("part of a step", "kernels", "ms"), rows, right=frozenset({"kernels", "ms"})))
+    return tables
+
+
+def _streams(by_stream: Mapping[str, float]) -> str:
+    return ", ".join(f"{stream}: {number:.1f}" for stream, number in by_stream.items())
 
 
 def _rows(drive: Drive) -> list[list[str]]:

@@ -75,6 +75,8 @@ class WorkerPage:
     query_len: int
     refused: tuple[str, ...]
     counts: Counts
+    unavailable: tuple[str, ...] = ()
+    """Why this deployment cannot have the specialized path, whether or not it asked for it."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,10 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
 
 
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(str(text) for text in value) if isinstance(value, list) else ()
+
+
 def _worker(page: Mapping[str, Any]) -> WorkerPage:
     steps = page.get("steps")
     counts: dict[StepKey, StepCount] = {}
@@ -187,7 +193,6 @@ def _worker(page: Mapping[str, Any]) -> WorkerPage:
         if isinstance(row, Mapping):
             count = StepCount(*(_number(row.get(name)) for name in ("steps", "rows", "tokens")))
             counts[_key(row)] = counts.get(_key(row), StepCount()) + count
-    refused = page.get("refused")
     return WorkerPage(
         rank=_rank(page.get("rank")),
         runtime=str(page.get("runtime", "")),
@@ -197,6 +202,7 @@ def _worker(page: Mapping[str, Any]) -> WorkerPage:
         decode_backend=str(page.get("decode_backend", "")),
         max_rows=int(_number(page.get("max_rows"))),
         query_len=int(_number(page.get("query_len"))),
-        refused=tuple(str(reason) for reason in refused) if isinstance(refused, list) else (),
+        refused=_texts(page.get("refused")),
         counts=counts,
+        unavailable=_texts(page.get("unavailable")),
     )

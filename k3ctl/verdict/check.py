@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,11 +38,22 @@ def target(url: str | None, run_id: str | None) -> Target:
     if url and run_id:
         raise UsageError("`--url` and `--run` exclude each other")
     if url:
-        return Target(url.rstrip("/").removesuffix("/v1"))
+        root = url.rstrip("/").removesuffix("/v1")
+        mine = _live_run(root)
+        return Target(root) if mine is None else Target(root, mine.id, _requested(mine.argv))
     run = rundir.find(run_id) if run_id else rundir.latest_live()
     if run is None:
         raise UsageError("no live run on this machine", hint="start one with `k3ctl serve`, or give `--url`")
     return Target(run.url, run.id, _requested(run.argv))
+
+
+def _live_run(url: str) -> rundir.Run | None:
+    """This machine's run behind ``url``, if it is one."""
+    try:
+        run = rundir.find(url)
+    except UsageError:
+        return None
+    return run if run.live() else None
 
 
 def check(server: Target, *, rows: int = 4, tokens: int = 48, api_key: str | None = None) -> Verdict:
@@ -51,9 +63,10 @@ def check(server: Target, *, rows: int = 4, tokens: int = 48, api_key: str | Non
         EngineError: the server is gone or answers errors.
     """
     client = Client(server.url, api_key=api_key)
-    model = probe.served_model(client)
-    probe.warm_up(client, model)
-    phases = [probe.drive(client, model, 1, tokens), probe.drive(client, model, rows, tokens)]
+    with _undisturbed(server):
+        model = probe.served_model(client)
+        probe.warm_up(client, model)
+        phases = [probe.drive(client, model, 1, tokens), probe.drive(client, model, rows, tokens)]
     return judge(Evidence(phases, server.requested))
 
 
@@ -71,9 +84,17 @@ def profile(server: Target, *, tokens: int = 48, api_key: str | None = None) -> 
         )
     out = profiler.directory(rundir.find(server.run_id).argv)
     client = Client(server.url, api_key=api_key)
-    model = probe.served_model(client)
-    probe.warm_up(client, model)
-    return profiler.take(client, model, out, tokens)
+    with _undisturbed(server):
+        model = probe.served_model(client)
+        probe.warm_up(client, model)
+        return profiler.take(client, model, out, tokens)
+
+
+def _undisturbed(server: Target) -> contextlib.AbstractContextManager[None]:
+    """Keeps the supervisor's own canary requests out of the drive, where the server is a run of this machine."""
+    if server.run_id is None:
+        return contextlib.nullcontext()
+    return rundir.quiet(rundir.find(server.run_id).dir)
 
 
 def as_data(verdict: Verdict) -> Mapping[str, Any]:

@@ -167,16 +167,22 @@ def _counted(evidence: Evidence, drives: Sequence[Drive]) -> Verdict:
         grade = Grade.CONSISTENT if notes else Grade.PROVED
         return Verdict(grade, _engaged_statement(drives), share, drives=drives, notes=notes)
     reason = (by_reason(drives[0].steps) or (("", 0.0),))[0][0]
-    refused = tuple(f"refused at start: {text}" for text in pages[0].refused)
     return Verdict(
         Grade.NOT_ENGAGED,
         f"{1 - share:.0%} of the decode steps at batch 1 took the standard path",
         share,
         reason,
-        REMEDIES.get(reason, ""),
+        _remedy(reason, pages[0]),
         drives,
-        notes + refused,
+        notes + tuple(f"refused at start: {text}" for text in pages[0].refused),
     )
+
+
+def _remedy(reason: str, page: WorkerPage) -> str:
+    """Never the advice to ask for what this deployment cannot have."""
+    if reason == "backend-off" and page.unavailable:
+        return f"none on this deployment: {'; '.join(page.unavailable)}"
+    return REMEDIES.get(reason, "")
 
 
 def _engaged_statement(drives: Sequence[Drive]) -> str:

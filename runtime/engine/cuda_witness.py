@@ -27,6 +27,7 @@ logger = logging.getLogger("vllm.k3_witness")
 SPECIALIZED = "latency_specialized"
 GRAPH_NOT_SPECIALIZED = "graph-not-specialized"
 _MARK = "_k3_witnessed"
+_MODES = {"FULL": "full", "PIECEWISE": "piecewise", "NONE": "eager"}
 
 
 class StepRecorder:
@@ -57,7 +58,7 @@ class StepRecorder:
             counts = self._full.get(id(desc))
             if counts is None:
                 counts = self.page.counter(self._key(desc, state))
-                if desc.cg_mode.name == "FULL":
+                if _decodes_only(desc):
                     self._full[id(desc)] = counts
                     self._held.append(desc)
             counts[0] += 1
@@ -72,17 +73,18 @@ class StepRecorder:
             self._broken = True
 
     def _key(self, desc: Any, state: Any) -> witness.Key:
-        if desc.cg_mode.name == "FULL":
-            if self.decided.get(desc, False):
-                return Path.SPECIALIZED.value, Kind.DECODE.value, "full", ""
-            reason = Reason.TOO_MANY_ROWS.value if desc.num_tokens > MAX_ROWS else GRAPH_NOT_SPECIALIZED
-            return Path.STANDARD.value, Kind.DECODE.value, "full", self._unless_off(reason)
-        kind, reason = Kind.DECODE, Reason.NOT_UNIFORM.value
-        if state.has_prefill:
-            reason = Reason.PREFILL.value
+        kind = Kind.DECODE
+        if state.has_prefill and not _decodes_only(desc):
             kind = Kind.PREFILL if bool(state.is_prefilling_np.all()) else Kind.MIXED
-        mode = "piecewise" if desc.cg_mode.name == "PIECEWISE" else "eager"
-        return Path.STANDARD.value, kind.value, mode, self._unless_off(reason)
+        if self.decided.get(desc, False):
+            return Path.SPECIALIZED.value, kind.value, "full", ""
+        if kind is not Kind.DECODE:
+            reason = Reason.PREFILL.value
+        elif desc.cg_mode.name != "FULL":
+            reason = Reason.NOT_UNIFORM.value
+        else:
+            reason = Reason.TOO_MANY_ROWS.value if desc.num_tokens > MAX_ROWS else GRAPH_NOT_SPECIALIZED
+        return Path.STANDARD.value, kind.value, _MODES[desc.cg_mode.name], self._unless_off(reason)
 
     def _unless_off(self, reason: str) -> str:
         return reason if self.requested else Reason.BACKEND_OFF.value
@@ -108,7 +110,8 @@ def install(vllm_config: Any) -> StepRecorder:
             "decode_backend": asked,
             "max_rows": MAX_ROWS,
             "query_len": 1 + vllm_config.num_speculative_tokens,
-            "refused": [],
+            "refused": [],  # a refused request ends the engine's start
+            "unavailable": _unavailable(vllm_config),
         }
     )
     recorder = StepRecorder(page, asked == SPECIALIZED)
@@ -126,6 +129,27 @@ def install(vllm_config: Any) -> StepRecorder:
 
         _wrap(SpecializedDecode, "plan", after=recorder.captured)
     return recorder
+
+
+def _decodes_only(desc: Any) -> bool:
+    """Whether a descriptor's graph is captured for decodes: dispatch keeps prefills out of it, apart from one-token
+    extensions, which run as decodes. With ``cudagraph_mode=FULL`` there are full graphs for any mixture too.
+    """
+    bounded = desc.uniform_token_count is not None or desc.max_query_len is not None
+    return bool(desc.cg_mode.name == "FULL" and bounded)
+
+
+def _unavailable(vllm_config: Any) -> list[str]:
+    """Why this deployment cannot have the specialized decode, in vLLM's own words (its first reason only)."""
+    from vllm.models.kimi_k3.nvidia.specialized_decode import runtime as specialized
+
+    try:
+        reason = specialized.unsupported(vllm_config)
+    except Exception as error:  # another model's configuration lacks what is read there
+        logger.warning("k3 witness: vLLM cannot say whether specialized decode is possible (%r)", error)
+        return []
+    told = (reason or "").replace("(SM100/103)", "(it needs SM100 or SM103)")
+    return [f"vLLM's specialized decode does not support {told}"] if reason else []
 
 
 def _wrap(

@@ -54,6 +54,7 @@ def main() -> None:
     import numpy as np
     import torch
     from vllm.config import CUDAGraphMode
+    from vllm.models.kimi_k3.nvidia.specialized_decode import runtime as specialized
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
@@ -64,7 +65,10 @@ def main() -> None:
         parallel_config=SimpleNamespace(rank=2),
         num_speculative_tokens=7,
     )
+    asked = []
+    specialized.unsupported = lambda config: asked.append(config) or "this GPU (SM100/103)"
     recorder = cuda_witness.install(config)
+    assert asked == [config]
     from vllm.models.kimi_k3.nvidia.specialized_decode.runtime.decode import SpecializedDecode
 
     def desc(tokens: int, mode: CUDAGraphMode = CUDAGraphMode.FULL) -> BatchExecutionDescriptor:
@@ -105,6 +109,13 @@ def main() -> None:
     step(desc(40, CUDAGraphMode.PIECEWISE), state(3, 40, [False, False, True]))
     step(desc(400, CUDAGraphMode.NONE), state(1, 400, [True]))
     step(desc(12, CUDAGraphMode.PIECEWISE), state(2, 12, [False, False]))
+    # a graph for any mixture (cudagraph_mode=FULL) is asked at every step what it holds
+    mixture = BatchExecutionDescriptor(CUDAGraphMode.FULL, 256, 64)
+    for prefilling in ([False, True], [True, True], [False, False], [False, True]):
+        step(mixture, state(2, 200, prefilling))
+    # decodes of any length below the bound
+    varlen = BatchExecutionDescriptor(CUDAGraphMode.FULL, 48, 48, None, 8)
+    step(varlen, state(7, 40, [False] * 7))
     page = recorder.page.page()
     recorder.step(SimpleNamespace(), None)  # an unknown shape is reported, not raised
     known, one, batch = recorder.page.about["known_build"], desc(8), state(1, 8, [False])

@@ -30,8 +30,10 @@ def test_each_step_gets_the_path_of_its_graph_or_the_reason(result: dict) -> Non
     }
     assert steps == {
         ("specialized", "decode", "full", ""): (3, 10, 80),
-        ("standard", "decode", "full", "rows-over-limit"): (1, 9, 72),
-        ("standard", "decode", "full", "graph-not-specialized"): (1, 4, 32),
+        ("standard", "decode", "full", "rows-over-limit"): (2, 11, 272),
+        ("standard", "mixed", "full", "prefill-in-batch"): (2, 4, 400),
+        ("standard", "prefill", "full", "prefill-in-batch"): (1, 2, 200),
+        ("standard", "decode", "full", "graph-not-specialized"): (2, 11, 72),
         ("standard", "mixed", "piecewise", "prefill-in-batch"): (1, 3, 40),
         ("standard", "prefill", "eager", "prefill-in-batch"): (1, 1, 400),
         ("standard", "decode", "piecewise", "query-length-not-uniform"): (1, 2, 12),
@@ -43,6 +45,9 @@ def test_the_page_says_who_counts(result: dict) -> None:
     assert (page["platform"], page["rank"], page["query_len"]) == ("cuda", 2, 8)
     assert page["decode_backend"] == "latency_specialized"
     assert page["known_build"] is True
+    assert page["unavailable"] == [
+        "vLLM's specialized decode does not support this GPU (it needs SM100 or SM103)"
+    ]
 
 
 def test_a_step_of_an_unknown_shape_is_not_raised_and_ends_the_claim_of_a_known_build(result: dict) -> None:

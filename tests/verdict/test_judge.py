@@ -50,6 +50,13 @@ def test_why_the_start_refused_is_passed_on() -> None:
     assert "refused at start: LoRA" in verdict.notes
 
 
+def test_nobody_is_told_to_ask_for_what_the_deployment_cannot_have() -> None:
+    off = phase({standard("backend-off"): 30.0})
+    after = {0: replace(off.after[0], decode_backend="auto", unavailable=("no such GPU",))}
+    verdict = judge(Evidence([replace(off, after=after)]))
+    assert verdict.remedy == "none on this deployment: no such GPU"
+
+
 def test_an_unknown_build_is_never_a_proof() -> None:
     known = phase({SPECIALIZED: 40.0})
     verdict = judge(

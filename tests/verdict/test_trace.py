@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from k3ctl.errors import UsageError
-from k3ctl.verdict.trace import classify, read, summarize
+from k3ctl.verdict.kernels import Kernel, classify, read
+from k3ctl.verdict.trace import statement, summarize, verdict
 
 # the kernels of one KDA+MoE layer at TP16, batch 8: the published thirteen
 LAYER = [
@@ -21,7 +22,7 @@ LAYER = [
 ]  # fmt: skip
 
 
-def trace(steps: int, *, drop_last_kda: bool = False) -> dict[str, Any]:
+def trace(steps: int, *, drop_last_kda: bool = False, lost: int = 0) -> dict[str, Any]:
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name"}]
     clock = 0.0
 
@@ -39,6 +40,7 @@ def trace(steps: int, *, drop_last_kda: bool = False) -> dict[str, Any]:
             for name in LAYER:
                 kernel("MlaValue" if mla and name == "KdaSplit" else name, 9 if name == "L2Prefetch" else 7)
         kernel("ClusterAttnRes")
+    del events[1 : 1 + lost]
     if drop_last_kda:
         last = max(i for i, e in enumerate(events) if "KdaSplit" in e.get("name", ""))
         del events[last]
@@ -68,10 +70,50 @@ def test_sentinels_that_do_not_fit_prove_nothing(tmp_path: Path) -> None:
     assert report.kernels_per_layer is None
 
 
+@pytest.mark.parametrize("lost", [1, 7, 13 * 50, 13 * 92 + 5])
+def test_a_step_that_the_window_cut_does_not_spoil_the_whole_ones(tmp_path: Path, lost: int) -> None:
+    report = summarize(read(write(tmp_path / "t.json", trace(3, lost=lost))))
+    assert report.proves
+    assert report.steps == (3 if lost == 1 else 2)
+    assert report.kernels_per_layer == pytest.approx(13, abs=0.02)
+
+
 def test_a_trace_without_gpu_kernels_proves_nothing(tmp_path: Path) -> None:
     events = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 3}]
     report = summarize(read(write(tmp_path / "t.json", {"traceEvents": events})))
     assert (report.kernels, report.proves) == (0, False)
+    assert verdict([report]) == "unknown"
+    assert "no GPU kernels" in statement([report])
+
+
+def test_a_trace_of_the_front_end_beside_a_rank_does_not_change_the_verdict(tmp_path: Path) -> None:
+    rank = summarize(read(write(tmp_path / "t.json", trace(2))))
+    assert verdict([summarize([]), rank]) == "proved"
+    assert verdict([rank, summarize(read(write(tmp_path / "u.json", trace(3))))]) == "not engaged"
+
+
+def test_a_standard_step_is_cut_into_its_layers_by_kind_and_stream() -> None:
+    half = {
+        "KDA": ["_attn_res_kernel", "kda_decode_fusion_many_heads_kernel", "nvjet_sm90_tst"],
+        "MLA": ["_attn_res_kernel", "void cutlass::device_kernel<flash::FlashAttnFwdSm90<1>>"],
+        "MoE": ["_attn_res_kernel", "humming<1>", "nvjet_side"],
+        "dense": ["_attn_res_kernel", "vllm::situ_and_mul_kernel"],
+    }
+    step = ["KDA", "dense", "KDA", "MoE", "KDA", "MoE", "MLA", "MoE"]
+    names = [name for part in step * 2 for name in half[part]]
+    closing = ["_attn_res_kernel", "nvjet_lm_head", "_gumbel_sample_kernel"]
+    names = (names[: len(names) // 2] + closing) * 2
+    kernels = [
+        Kernel(name, 10.0 * i, 9.0, "13" if name == "nvjet_side" else "7") for i, name in enumerate(names)
+    ]
+    report = summarize(kernels)
+    assert [(k.name, k.layers, k.kernels, k.us) for k in report.layers] == [
+        ("KDA + MoE", 4, 6.0, 60.0),
+        ("KDA + dense", 2, 5.0, 50.0),
+        ("MLA + MoE", 2, 5.0, 50.0),
+    ]
+    assert report.layers[0].by_stream == {"7": 5.0, "13": 1.0}
+    assert "6.0 kernels and takes 60.0 µs" in statement([report])
 
 
 @pytest.mark.parametrize(
@@ -85,6 +127,15 @@ def test_a_trace_without_gpu_kernels_proves_nothing(tmp_path: Path) -> None:
         ("ncclDevKernel_AllReduce_Sum_bf16", "collectives"),
         ("nvjet_tst_64x8_64x16", "projections"),
         ("elementwise_kernel", "other"),
+        ("void kda_decode_fusion_many_heads_kernel<12>", "KDA core"),
+        ("vllm::kimi_k3_fused_ops::fusedKimiK3MLADecodeQConcatKVCacheKernel", "MLA core"),
+        ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<...>>>", "MLA core"),
+        ("vllm::moe::moe_align_block_size_kernel", "router and latent"),
+        ("vllm::moe::single_group_topk::detail::single_group_topk_block_kernel", "router and latent"),
+        ("kernel_cutlass_kernel_vllmopsll_bf16LLBf16Dotprod_object_at_0x7f", "router and latent"),
+        ("moe_fused_mul_sum_kernel", "routed experts"),
+        ("kernel_cutlass_kernel_vllm_models_kimi_k3_kda_decode_KdaSkinnyNGemm_object_at_0x7f", "projections"),
+        ("fused_a_gemm_kernel<1, 1536, 128, 16, 8, 128, 1>", "projections"),
     ],
 )
 def test_a_kernel_is_put_into_its_part(name: str, part: str) -> None:

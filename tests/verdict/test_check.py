@@ -1,0 +1,57 @@
+"""Driving a server: nobody else's requests, the server's key."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from k3ctl.verdict import check, probe
+from k3ctl.verdict import profile as profiler
+
+RUN = check.Target("http://127.0.0.1:1", "a-run", None)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    run = SimpleNamespace(dir=tmp_path, argv=("--profiler-config", '{"torch_profiler_dir": "/t"}'))
+    monkeypatch.setattr(check.rundir, "find", lambda _: run)
+    monkeypatch.setattr(probe, "served_model", lambda _: "m")
+    monkeypatch.setattr(probe, "warm_up", lambda *_: None)
+    monkeypatch.setattr(check, "judge", lambda evidence: evidence)
+    return tmp_path
+
+
+def canary_allowed(run_dir: Path) -> bool:
+    """Whether the supervisor of the run would send its own request now."""
+    with (run_dir / "traffic.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_no_canary_request_falls_into_a_drive(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(probe, "drive", lambda *_: seen.append(canary_allowed(run_dir)))
+    check.check(RUN)
+    assert seen == [False, False]
+    assert canary_allowed(run_dir)
+
+
+def test_no_canary_request_falls_into_a_profiler_window(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def take(*_: Any) -> list[Path]:
+        seen.append(canary_allowed(run_dir))
+        return []
+
+    monkeypatch.setattr(profiler, "take", take)
+    check.profile(RUN)
+    assert seen == [False]
