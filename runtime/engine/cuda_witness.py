@@ -141,9 +141,9 @@ def _decodes_only(desc: Any) -> bool:
 
 def _unavailable(vllm_config: Any) -> list[str]:
     """Why this deployment cannot have the specialized decode, in vLLM's own words (its first reason only)."""
-    from vllm.models.kimi_k3.nvidia.specialized_decode import runtime as specialized
-
     try:
+        from vllm.models.kimi_k3.nvidia.specialized_decode import runtime as specialized
+
         reason = specialized.unsupported(vllm_config)
     except Exception as error:  # another model's configuration lacks what is read there
         logger.warning("k3 witness: vLLM cannot say whether specialized decode is possible (%r)", error)
