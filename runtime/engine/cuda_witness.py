@@ -14,6 +14,7 @@ Read on vLLM 0.33.0's source and tested against it without a GPU; not yet run on
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,9 @@ SPECIALIZED = "latency_specialized"
 GRAPH_NOT_SPECIALIZED = "graph-not-specialized"
 _MARK = "_k3_witnessed"
 _MODES = {"FULL": "full", "PIECEWISE": "piecewise", "NONE": "eager"}
+_STEP_PARAMETERS = ("self", "scheduler_output", "batch_req_state", "batch_desc", "num_active_loras")
+_WARM_UP = ("_warmup_", "_v2_mixed_warmup")
+"""How the ids of the requests begin that vLLM makes up to compile kernels, before it captures graphs."""
 
 
 class StepRecorder:
@@ -42,7 +46,7 @@ class StepRecorder:
         self.capturing: Any = None
         # by identity: dispatch hands out the descriptors it keeps, and hashing one costs more than everything else
         # here; holding them makes an id unique
-        self._full: dict[int, list[int]] = {}
+        self.full: dict[int, list[int]] = {}
         self._held: list[Any] = []
         self._broken = False
 
@@ -50,27 +54,29 @@ class StepRecorder:
         """``plan`` answered while a descriptor was being captured; the last answer is the graph's."""
         if self.capturing is not None:
             self.decided[self.capturing] = step is not None
-            self._full.clear()
+            self.full.clear()
 
     def step(self, desc: Any, state: Any) -> None:
         """Count one real step. An unexpected shape of the arguments is reported once and never raised."""
         try:
-            counts = self._full.get(id(desc))
-            if counts is None:
-                counts = self.page.counter(self._key(desc, state))
-                if _decodes_only(desc):
-                    self._full[id(desc)] = counts
-                    self._held.append(desc)
+            if state.req_ids[0].startswith(_WARM_UP):
+                return
+            counts = self.page.counter(self._key(desc, state))
+            if _decodes_only(desc):
+                self.full[id(desc)] = counts
+                self._held.append(desc)
             counts[0] += 1
             counts[1] += len(state.req_ids)
             counts[2] += state.num_tokens
         except Exception as error:
-            if not self._broken:
-                logger.error(
-                    "k3 witness: a step could not be counted (%r); counts are incomplete from here", error
-                )
-                self.page.about["known_build"] = False
-            self._broken = True
+            self.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        """A step was not counted: say so once, and never again claim to know this build."""
+        if not self._broken:
+            logger.error("k3 witness: a step could not be counted (%r); counts are incomplete", error)
+            self.page.about["known_build"] = False
+        self._broken = True
 
     def _key(self, desc: Any, state: Any) -> witness.Key:
         kind = Kind.DECODE
@@ -119,16 +125,41 @@ def install(vllm_config: Any) -> StepRecorder:
     def before_capture(_manager: Any, desc: Any) -> None:
         recorder.capturing = desc
 
-    def before_step(_runner: Any, _scheduled: Any, state: Any, desc: Any, *_: Any) -> None:
-        recorder.step(desc, state)
-
     _wrap(CudaGraphManager, "_capture_stream", before=before_capture)
-    _wrap(GPUModelRunner, "prepare_inputs", before=before_step)
+    GPUModelRunner.prepare_inputs = counted(_original(GPUModelRunner, "prepare_inputs"), recorder)
     if recorder.requested:
         from vllm.models.kimi_k3.nvidia.specialized_decode.runtime.decode import SpecializedDecode
 
         _wrap(SpecializedDecode, "plan", after=recorder.captured)
     return recorder
+
+
+def counted(prepare_inputs: Callable[..., Any], recorder: StepRecorder) -> Callable[..., Any]:
+    """``prepare_inputs`` that counts its step first. Written out for speed: every decode step passes here.
+
+    Raises ``AttributeError`` when its parameters are not those that are counted by.
+    """
+    found = tuple(inspect.signature(prepare_inputs).parameters)
+    if found != _STEP_PARAMETERS:
+        raise AttributeError(f"prepare_inputs takes {', '.join(found)}")
+    full, step = recorder.full, recorder.step
+
+    def count_and_prepare(
+        self: Any, scheduler_output: Any, batch_req_state: Any, batch_desc: Any, num_active_loras: int
+    ) -> Any:
+        try:
+            counts = full[id(batch_desc)]
+            counts[0] += 1
+            counts[1] += len(batch_req_state.req_ids)
+            counts[2] += batch_req_state.num_tokens
+        except KeyError:  # no decode graph, or its first replay
+            step(batch_desc, batch_req_state)
+        except Exception as error:
+            recorder.failed(error)
+        return prepare_inputs(self, scheduler_output, batch_req_state, batch_desc, num_active_loras)
+
+    setattr(count_and_prepare, _MARK, prepare_inputs)
+    return functools.wraps(prepare_inputs)(count_and_prepare)
 
 
 def _decodes_only(desc: Any) -> bool:
@@ -152,6 +183,11 @@ def _unavailable(vllm_config: Any) -> list[str]:
     return [f"vLLM's specialized decode does not support {told}"] if reason else []
 
 
+def _original(owner: type, name: str) -> Any:
+    method = getattr(owner, name)
+    return getattr(method, _MARK, method)
+
+
 def _wrap(
     owner: type,
     name: str,
@@ -160,8 +196,7 @@ def _wrap(
     after: Callable[[Any], None] | None = None,
 ) -> None:
     """Call ``before`` with the method's arguments, ``after`` with its result. Wrapping again replaces the callbacks."""
-    original = getattr(owner, name)
-    original = getattr(original, _MARK, original)
+    original = _original(owner, name)
 
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

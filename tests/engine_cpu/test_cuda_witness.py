@@ -57,3 +57,11 @@ def test_a_step_of_an_unknown_shape_is_not_raised_and_ends_the_claim_of_a_known_
 def test_counting_costs_far_less_than_a_step(result: dict) -> None:
     """A sanity bound with slack for a busy machine; the measured figure is in docs/log.md."""
     assert result["step_ns"] < 20_000
+
+
+def test_requests_made_up_while_starting_are_known_by_vllms_own_names(result: dict) -> None:
+    assert result["warm_up_names_are_vllms"]
+
+
+def test_a_seam_with_other_parameters_is_refused_when_the_worker_starts(result: dict) -> None:
+    assert result["foreign_seam"] == "prepare_inputs takes self, batch"
