@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,19 +111,17 @@ def _trace_tables(report: TraceReport) -> list[Block]:
     tables: list[Block] = []
     if report.layers:
         rows = [
-            [kind.name, str(kind.layers), f"{kind.kernels:.1f}", f"{kind.us:.1f}", _streams(kind.by_stream)]
+            [kind.name, str(kind.layers)]
+            + [f"{value:.0f}" for value in (kind.kernels, kind.streams)]
+            + [f"{value:.1f}" for value in (kind.kernel_us, kind.us)]
             for kind in report.layers
         ]
-        columns = ("standard layer", "layers", "kernels", "µs", "kernels on stream")
-        tables.append(Table(columns, rows, right=frozenset({"layers", "kernels", "µs"})))
+        columns = ("standard layer", "layers", "kernels", "streams", "kernel µs", "µs")
+        tables.append(Table(columns, rows, right=frozenset(columns[1:])))
     if report.by_part:
         rows = [[part, str(count), f"{total / 1000:.3f}"] for part, (count, total) in report.by_part.items()]
         tables.append(Table(("part of a step", "kernels", "ms"), rows, right=frozenset({"kernels", "ms"})))
     return tables
-
-
-def _streams(by_stream: Mapping[str, float]) -> str:
-    return ", ".join(f"{stream}: {number:.1f}" for stream, number in by_stream.items())
 
 
 def _rows(drive: Drive) -> list[list[str]]:

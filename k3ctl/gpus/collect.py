@@ -51,19 +51,27 @@ def reading(
     node = shot.nodes[0]
     host = facts.collect(imex_expected=isinstance(node.imex, Imex) and bool(node.imex.channels), exec_=exec_)
     wanted = (probe or probe_multicast) and bool(node.present)
+    runs = _sessions() if node.present else {}
     host = replace(
         host,
         libraries=(*((answer.library,) if answer.library else ()), *host.libraries),
         cuda_error=answer.init,
         cuda_problem=answer.error if node.present else "",
         processes=tuple(
-            facts.process(gpu.index, entry.pid, entry.bytes)
+            facts.process(gpu.index, entry.pid, entry.bytes, runs)
             for gpu in node.present
             for entry in known(gpu.processes, ())
         ),
         probe=cuda.probe(node.present, with_multicast=probe_multicast) if wanted else None,
     )
     return Reading(shot, host)
+
+
+def _sessions() -> dict[int, str]:
+    """Sessions of this user's live runs: every process of a run is in its reaper's."""
+    from k3ctl.engine import rundir
+
+    return {run.session: run.id for run in rundir.all_runs() if run.session and run.live()}
 
 
 def read_node(nv: Any = None, exec_: Run = run) -> tuple[Snapshot, cuda.CudaAnswer]:

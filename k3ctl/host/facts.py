@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 from k3ctl import __version__
 from k3ctl.host import imex_domain, kernel_log, limits, machine, network, packages, settings, storage
@@ -51,8 +52,11 @@ def collect(env: Mapping[str, str] | None = None, *, imex_expected: bool = False
         )
 
 
-def process(gpu: int, pid: int, size: int | None) -> Process:
-    """A process on a GPU, named from /proc; nameless when it lives in another PID namespace."""
+def process(gpu: int, pid: int, size: int | None, runs: Mapping[int, str] = MappingProxyType({})) -> Process:
+    """A process on a GPU, named from /proc; nameless when it lives in another PID namespace.
+
+    ``runs``: session → id of the live runs of ``k3ctl serve``.
+    """
     base = Path("/proc") / str(pid)
     command = (machine.text(base / "cmdline") or "").split("\0")[0].strip() or (
         machine.text(base / "comm") or ""
@@ -62,4 +66,7 @@ def process(gpu: int, pid: int, size: int | None) -> Process:
         key, _, value = line.partition(":")
         if key == "PPid":
             parent = int(value)
-    return Process(gpu=gpu, pid=pid, name=command or None, bytes=size, parent=parent)
+    # after the command's name, which may hold anything: state, parent, group, session
+    after = (machine.text(base / "stat") or "").rpartition(")")[2].split()
+    run = runs.get(int(after[3])) if len(after) > 3 else None
+    return Process(gpu=gpu, pid=pid, name=command or None, bytes=size, parent=parent, run=run)

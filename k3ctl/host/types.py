@@ -79,13 +79,17 @@ class Port:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that holds GPU memory; ``name`` is its command, None when it cannot be read."""
+    """A process that holds GPU memory; ``name`` is its command, None when it cannot be read.
+
+    ``run``: the live run of ``k3ctl serve`` that it belongs to.
+    """
 
     gpu: int
     pid: int
     name: str | None = None
     bytes: int | None = None
     parent: int | None = None
+    run: str | None = None
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,10 @@ ABSENT = {
 
 LIVE_FAMILIES = frozenset({"gpu", "memory", "clock", "fabric", "mig"})
 LIVE_RULES = frozenset({"nvlink.links-down"})
-NOT_LIVE = frozenset({"gpu.missing", "gpu.subset"})
-"""Doctor's rules that a live reading can judge; the others need pairs, services or facts about the host."""
+NOT_LIVE = frozenset({"gpu.missing", "gpu.subset", "gpu.memory-held"})
+"""Doctor's rules that a live reading can judge; the others need pairs, services or facts about the host. Memory that
+is held is what a served model looks like, and only doctor knows whose it is.
+"""
 
 
 class GpuFeed:

@@ -22,6 +22,11 @@ MAX_BYTES = 2_000_000_000
 EXPERTS = "routed experts"
 
 PARTS: Sequence[tuple[str, tuple[str, ...]]] = (
+    (
+        "state and block tables",
+        ("mamba", "slot_mapping", "block_table", "pos_seq_lens", "post_update", "aligned_state", "accepted",
+            "prepare_varlen",),
+    ),
     ("embedding", ("EmbeddingGather", "vectorized_gather")),
     ("attention residuals", ("ClusterAttnRes", "attn_res")),
     (
@@ -34,8 +39,8 @@ PARTS: Sequence[tuple[str, tuple[str, ...]]] = (
     (
         "MLA core",
         (
-            "MlaQuery", "MlaValue", "DcpValue", "MLADecode", "FlashAttnFwd", "flash_fwd", "fmha", "splitkv",
-            "split_kv", "fused_mul_sigmoid",
+            "MlaQuery", "MlaValue", "DcpValue", "MLADecode", "FlashAttnFwd", "flash_fwd", "fmha", "splitkv", "split_kv",
+            "fused_mul_sigmoid",
         ),
     ),
     ("o-projection and all-reduce", ("OprojProducer", "OprojUmma", "OprojConsumer", "OprojFused")),

@@ -8,8 +8,7 @@ between two of them is half a layer. Side streams join before the next mixture. 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from k3ctl.verdict.kernels import EXPERTS, Kernel, classify, has
@@ -22,15 +21,17 @@ ATTENTION = {"KDA core": "KDA", "MLA core": "MLA"}
 class LayerKind:
     """All layers of one kind, for example ``KDA + MoE``.
 
-    kernels: mean per layer; us: median time from a layer's first mixture to the next layer's; by_stream: mean kernels
-    per layer on each stream, most first.
+    The rest are medians per layer: kernels; streams they are on; kernel_us, the sum of their durations; us, the time
+    from a layer's first mixture to the next layer's. kernel_us above us is work that ran side by side. The replay of a
+    graph numbers the streams of its branches anew in every layer, so only their count says something.
     """
 
     name: str
     layers: int
     kernels: float
+    streams: float
+    kernel_us: float
     us: float
-    by_stream: Mapping[str, float]
 
 
 def layers(kernels: Sequence[Kernel]) -> tuple[LayerKind, ...]:
@@ -57,12 +58,11 @@ def _kind(attention: Sequence[Kernel], rest: Sequence[Kernel]) -> str | None:
 
 
 def _summary(name: str, members: Sequence[Sequence[Kernel]], ends: Sequence[float]) -> LayerKind:
-    streams = Counter(kernel.stream for member in members for kernel in member)
-    count = len(members)
     return LayerKind(
         name=name,
-        layers=count,
-        kernels=sum(map(len, members)) / count,
+        layers=len(members),
+        kernels=statistics.median(map(len, members)),
+        streams=statistics.median(len({kernel.stream for kernel in member}) for member in members),
+        kernel_us=statistics.median(sum(kernel.duration_us for kernel in member) for member in members),
         us=statistics.median(end - member[0].start_us for member, end in zip(members, ends, strict=True)),
-        by_stream={stream: number / count for stream, number in streams.most_common()},
     )

@@ -109,7 +109,7 @@ def statement(reports: Sequence[TraceReport]) -> str:
     text = f"not engaged — {counted}"
     if (moe := next((kind for kind in report.layers if kind.name == "KDA + MoE"), None)) is not None:
         text += (
-            f"; a standard KDA + MoE layer has {moe.kernels:.1f} kernels and takes {moe.us:.1f} µs "
+            f"; a standard KDA + MoE layer has {moe.kernels:.0f} kernels and takes {moe.us:.1f} µs "
             f"(published {stock:.0f} → {fast:.0f} kernels, {stock_us:.0f} → {fast_us:.0f} µs, TP16, batch 8, GB300)"
         )
     return text

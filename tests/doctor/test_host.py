@@ -276,6 +276,13 @@ def test_a_process_on_a_gpu_is_named_where_it_can_be_seen() -> None:
     assert process(0, 2**22 + 1, None).name is None
 
 
+def test_a_process_on_a_gpu_belongs_to_the_run_whose_session_it_is_in() -> None:
+    import os
+
+    assert process(0, os.getpid(), 7, {os.getsid(0): "a-run"}).run == "a-run"
+    assert process(0, os.getpid(), 7, {2**22 + 1: "another"}).run is None
+
+
 def test_collecting_needs_no_tool_at_all() -> None:
     host = collect({}, exec_=tools({}))  # type: ignore[arg-type]
     assert host.memlock_bytes is not None

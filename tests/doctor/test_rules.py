@@ -144,6 +144,15 @@ def test_an_orphan_engine_is_named_with_its_pid_and_never_ended(load: Load) -> N
     assert "pid 3117 (VLLM::EngineCore) holds 101.8 GiB, its parent is gone" in finding.evidence
 
 
+def test_nobody_is_told_to_kill_a_run_of_k3ctl(load: Load) -> None:
+    held = with_gpu(load("hgx-h200"), 0, processes=(GpuProcess(3117, 104277 * 2**20),))
+    own = Process(0, 3117, "VLLM::Worker", 104277 * 2**20, parent=1, run="20261129-a")
+    (finding,) = evaluate(held, Host(held.nodes[0].hostname, processes=(own,)))
+    assert finding.id == "gpu.memory-held"
+    assert "`k3ctl stop 20261129-a`" in finding.evidence
+    assert "kill" not in finding.evidence + finding.remedy
+
+
 def test_memory_held_by_a_process_that_is_not_visible_is_found(load: Load) -> None:
     used = with_gpu(load("hgx-h200"), 0, memory=Memory(150 * 2**30, 50 * 2**30, 100 * 2**30), processes=())
     assert ids(used) == {"gpu.memory-held"}

@@ -88,9 +88,9 @@ def main() -> None:
         CudaGraphManager._capture_stream(manager, desc(tokens))
         recorder.captured(answer)
 
-    def state(requests: int, tokens: int, prefilling: list[bool]):
+    def state(requests: int, tokens: int, prefilling: list[bool], name: str = "r"):
         return SimpleNamespace(
-            req_ids=["r"] * requests,
+            req_ids=[name] * requests,
             num_tokens=tokens,
             has_prefill=any(prefilling),
             is_prefilling_np=np.array(prefilling),
@@ -117,9 +117,7 @@ def main() -> None:
     varlen = BatchExecutionDescriptor(CUDAGraphMode.FULL, 48, 48, None, 8)
     step(varlen, state(7, 40, [False] * 7))
     # requests that vLLM makes up while it starts
-    made_up = state(3, 6, [True] * 3)
-    made_up.req_ids[0] = "_warmup_0_"
-    step(desc(6, CUDAGraphMode.NONE), made_up)
+    step(desc(6, CUDAGraphMode.NONE), state(3, 6, [True] * 3, "_warmup_0_"))
     page = recorder.page.page()
     recorder.step(SimpleNamespace(), None)  # an unknown shape is reported, not raised
     result = {
@@ -141,7 +139,11 @@ def cost_ns(cuda_witness, recorder, desc, state) -> float:
     counting = cuda_witness.counted(prepare_inputs, recorder)
 
     def best(call) -> float:
-        return 1e9 * min(timeit.repeat(lambda: call(None, None, state, desc, 0), number=5_000, repeat=40)) / 5_000
+        return (
+            1e9
+            * min(timeit.repeat(lambda: call(None, None, state, desc, 0), number=5_000, repeat=40))
+            / 5_000
+        )
 
     return best(counting) - best(prepare_inputs)
 

@@ -53,6 +53,14 @@ def test_a_live_reading_finds_what_doctor_finds(fixture: str, expected: set[str]
     assert expected <= set(RULES)
 
 
+def test_memory_of_a_served_model_is_no_alert() -> None:
+    nv = FakeNvml(node("nvml-gb300-nvl72-tray.json"))
+    nv.node["gpus"][0]["memory"]["used"] = 270_000_000_000
+    event = read(nv)
+    assert isinstance(event, GpusRead)
+    assert not event.findings
+
+
 def test_the_second_reading_shows_what_changed() -> None:
     nv = FakeNvml(node("nvml-gb300-nvl72-tray.json"))
     feed = GpuFeed(LiveReader(nv), node="node0")

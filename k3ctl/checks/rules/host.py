@@ -205,6 +205,10 @@ def memory_held(view: NodeView) -> Iterator[Hit]:
             found = named.get((gpu.index, process.pid))
             name = (found.name if found else None) or "a process outside this container"
             size = size_text(process.bytes) if process.bytes else "an unknown amount"
+            if found and found.run:
+                own = f"run `{found.run}` (pid {process.pid}) holds {size}: `k3ctl stop {found.run}` ends it"
+                yield Hit(own, gpu.label, remedy="nothing to do while it serves what it should")
+                continue
             orphan = ", its parent is gone" if found and found.parent == 1 else ""
             yield Hit(f"pid {process.pid} ({name}) holds {size}{orphan}: `kill {process.pid}`", gpu.label)
         if not held and isinstance(gpu.memory, Memory) and gpu.memory.used >= HOLDS_BYTES:
