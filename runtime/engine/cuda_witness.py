@@ -106,6 +106,7 @@ def install(vllm_config: Any) -> StepRecorder:
 
     additional = vllm_config.additional_config
     asked = additional.get("decode_backend", "auto") if isinstance(additional, dict) else "auto"
+    unavailable = _unavailable(vllm_config)
     page = witness.install(
         {
             "runtime": runtime_version(),
@@ -117,7 +118,7 @@ def install(vllm_config: Any) -> StepRecorder:
             "max_rows": MAX_ROWS,
             "query_len": 1 + vllm_config.num_speculative_tokens,
             "refused": [],  # a refused request ends the engine's start
-            "unavailable": _unavailable(vllm_config),
+            "unavailable": unavailable,
         }
     )
     recorder = StepRecorder(page, asked == SPECIALIZED)
@@ -127,7 +128,7 @@ def install(vllm_config: Any) -> StepRecorder:
 
     _wrap(CudaGraphManager, "_capture_stream", before=before_capture)
     GPUModelRunner.prepare_inputs = counted(_original(GPUModelRunner, "prepare_inputs"), recorder)
-    if recorder.requested:
+    if recorder.requested and not unavailable:  # else vLLM refuses to start
         from vllm.models.kimi_k3.nvidia.specialized_decode.runtime.decode import SpecializedDecode
 
         _wrap(SpecializedDecode, "plan", after=recorder.captured)

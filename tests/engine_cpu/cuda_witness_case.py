@@ -65,11 +65,13 @@ def main() -> None:
         parallel_config=SimpleNamespace(rank=2),
         num_speculative_tokens=7,
     )
-    asked = []
-    specialized.unsupported = lambda config: asked.append(config) or "this GPU (SM100/103)"
-    recorder = cuda_witness.install(config)
-    assert asked == [config]
     from vllm.models.kimi_k3.nvidia.specialized_decode.runtime.decode import SpecializedDecode
+
+    specialized.unsupported = lambda asked: "this GPU (SM100/103)" if asked is config else None
+    refused_page = cuda_witness.install(config).page.page()
+    assert not hasattr(SpecializedDecode.plan, "_k3_witnessed")
+    specialized.unsupported = lambda asked: None
+    recorder = cuda_witness.install(config)
 
     def desc(tokens: int, mode: CUDAGraphMode = CUDAGraphMode.FULL) -> BatchExecutionDescriptor:
         return BatchExecutionDescriptor(mode, tokens, tokens // 8, 8)
@@ -122,10 +124,11 @@ def main() -> None:
     recorder.step(SimpleNamespace(), None)  # an unknown shape is reported, not raised
     result = {
         "page": page,
+        "unavailable": refused_page["unavailable"],
         "known_after_fault": recorder.page.about["known_build"],
         "step_ns": cost_ns(cuda_witness, recorder, desc(8), state(1, 8, [False])),
         "warm_up_names_are_vllms": all(f'"{name}' in warm_up_source() for name in cuda_witness._WARM_UP),
-        "foreign_seam": refused(cuda_witness, recorder),
+        "foreign_seam": other_parameters(cuda_witness, recorder),
     }
     sys.stdout.write("RESULT" + json.dumps(result) + "\n")
 
@@ -156,7 +159,7 @@ def warm_up_source() -> str:
     return inspect.getsource(warmup)
 
 
-def refused(cuda_witness, recorder) -> str:
+def other_parameters(cuda_witness, recorder) -> str:
     """What a ``prepare_inputs`` of other parameters is answered with."""
     try:
         cuda_witness.counted(lambda self, batch: None, recorder)

@@ -45,7 +45,11 @@ def test_the_page_says_who_counts(result: dict) -> None:
     assert (page["platform"], page["rank"], page["query_len"]) == ("cuda", 2, 8)
     assert page["decode_backend"] == "latency_specialized"
     assert page["known_build"] is True
-    assert page["unavailable"] == [
+    assert page["unavailable"] == []
+
+
+def test_a_deployment_that_cannot_have_the_path_says_so_in_vllms_words(result: dict) -> None:
+    assert result["unavailable"] == [
         "vLLM's specialized decode does not support this GPU (it needs SM100 or SM103)"
     ]
 

@@ -76,6 +76,20 @@ RULES = (
         expires=_EXPIRES,
     ),
     Rule(
+        id="process-killed",
+        title="{process} ended without a word of its own",
+        cause="it was killed from outside (kill -9, the kernel's out-of-memory killer) or crashed in native code",
+        action="`dmesg -T | grep -iE 'killed process|segfault|xid'` names the killer; start again with `k3ctl serve`",
+        source="vLLM 0.33.0, v1/executor/multiproc_executor.py and v1/engine/core_client.py; seen on an H200 by "
+        "killing a worker and an engine core",
+        checked=date(2026, 11, 29),
+        expires=_EXPIRES,
+        patterns=(
+            r"(?P<process>Worker proc \S+) died unexpectedly",
+            r"MPClient: (?P<process>engine core) exited unexpectedly",
+        ),
+    ),
+    Rule(
         id="engine-dead",
         title="the engine core is dead",
         cause="the API server reports that the engine core ended",
@@ -88,6 +102,7 @@ RULES = (
             r"EngineCore encountered a(?:n issue| fatal error)",
             r"Engine core (?:proc|process) \S+ died unexpectedly",
             r"AsyncLLM output_handler failed",
+            r"RuntimeError: Executor failed",
             r"\[k3ctl\] the engine (?:ended|was killed)",
         ),
         consequence=True,
