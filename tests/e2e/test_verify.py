@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,21 @@ def test_prefills_in_the_batch_lower_the_share_and_are_named(server: Server) -> 
     batch = json.loads(done.stdout)["data"]["drives"][1]
     assert 0 < batch["specialized_share"] < 1
     assert "prefill-in-batch" in reasons(batch)
+
+
+@pytest.mark.slow
+def test_a_profiler_window_of_a_server_without_gpus_proves_nothing(
+    other_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    settings = {"profiler": "torch", "torch_profiler_dir": str(tmp_path), "ignore_frontend": "true"}
+    flags = [word for key, value in settings.items() for word in ("--set", f"profiler_config.{key}={value}")]
+    profiled = other_server("--profile", "cpu-tiny", *flags)
+    done = profiled.k3ctl("verify", "--trace", "--json")
+    data = json.loads(done.stdout)["data"]
+    assert done.returncode == 1
+    assert data["verdict"] == "unknown"
+    assert [Path(file).parent for file in data["files"]] == [tmp_path]
+    assert [rank["kernels"] for rank in data["ranks"]] == [0]
 
 
 @pytest.mark.slow

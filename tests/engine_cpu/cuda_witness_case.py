@@ -68,7 +68,7 @@ def main() -> None:
     from vllm.models.kimi_k3.nvidia.specialized_decode.runtime.decode import SpecializedDecode
 
     specialized.unsupported = lambda asked: "this GPU (SM100/103)" if asked is config else None
-    refused_page = cuda_witness.install(config).page.page()
+    unavailable = cuda_witness.install(config).page.about["unavailable"]
     assert not hasattr(SpecializedDecode.plan, "_k3_witnessed")
     specialized.unsupported = lambda asked: None
     recorder = cuda_witness.install(config)
@@ -84,8 +84,7 @@ def main() -> None:
     import vllm.v1.worker.gpu.cudagraph_utils as utils
 
     utils.current_stream = lambda: None
-    original = SpecializedDecode.plan._k3_witnessed
-    assert original.__qualname__ == "SpecializedDecode.plan"
+    assert SpecializedDecode.plan._k3_witnessed.__qualname__ == "SpecializedDecode.plan"
     for tokens, answer in answers.items():
         CudaGraphManager._capture_stream(manager, desc(tokens))
         recorder.captured(answer)
@@ -124,7 +123,7 @@ def main() -> None:
     recorder.step(SimpleNamespace(), None)  # an unknown shape is reported, not raised
     result = {
         "page": page,
-        "unavailable": refused_page["unavailable"],
+        "unavailable": unavailable,
         "known_after_fault": recorder.page.about["known_build"],
         "step_ns": cost_ns(cuda_witness, recorder, desc(8), state(1, 8, [False])),
         "warm_up_names_are_vllms": all(f'"{name}' in warm_up_source() for name in cuda_witness._WARM_UP),

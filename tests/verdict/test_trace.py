@@ -157,6 +157,42 @@ def test_a_cut_gzip_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
+RECORDED = Path(__file__).parent.parent / "fixtures"
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "expected"),
+    [
+        # cut inside a step at both ends; 18 KDA and 6 MLA layers, the first with a dense MLP
+        (
+            "trace-h200-tp8-rank-24-layers.json.gz",
+            2,
+            {"KDA + MoE": (23, 147.6), "MLA + MoE": (29, 157.8), "KDA + dense": (10, 100.7)},
+        ),
+        # what `verify --trace` took from a server of four layers: eight whole steps
+        (
+            "trace-h200-window-4-layers.json.gz",
+            8,
+            {"KDA + MoE": (23, 144.9), "MLA + MoE": (29, 151.9), "KDA + dense": (10, 98.9)},
+        ),
+    ],
+)
+def test_a_recorded_standard_step_of_an_h200_is_cut_into_its_layers(
+    name: str, steps: int, expected: dict[str, tuple[int, float]]
+) -> None:
+    """One rank of TP8 at batch 1, vLLM 0.33.0 with random weights; names and times as the profiler wrote them."""
+    kernels = read(RECORDED / name)
+    report = summarize(kernels)
+    assert verdict([report]) == "not engaged"
+    assert {k.name: (k.kernels, round(k.us, 1)) for k in report.layers} == expected
+    assert {k.name for k in report.layers if k.streams > 1} == set(expected)
+    assert all(k.kernel_us > k.us for k in report.layers)
+    # every sampler closes one step
+    assert sum("_gumbel_sample" in k.name for k in kernels) in (steps, steps + 1)
+    unknown = report.by_part["other"][1] / sum(us for _, us in report.by_part.values())
+    assert unknown < 0.04
+
+
 def k3ctl(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "k3ctl", *args], capture_output=True, text=True, timeout=60)
 
