@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 
+from runtime import parent_death
 from runtime.engine.versions import KNOWN_VLLM, vllm_version
 
 logger = logging.getLogger("vllm.k3_runtime")
@@ -18,6 +19,7 @@ ARCHITECTURES = ("KimiK3ForConditionalGeneration", "KimiLinearForCausalLM")
 
 def register() -> None:
     """Entry point ``vllm.general_plugins: k3_runtime``."""
+    parent_death.follow()
     from vllm.platforms import current_platform
 
     if vllm_version() not in KNOWN_VLLM:

@@ -118,15 +118,15 @@ def directory_from_env() -> Path | None:
 
 
 def read_pages(directory: Path) -> list[dict[str, Any]]:
-    """All readable pages of a directory; a torn or foreign file is skipped."""
+    """All readable pages of a directory; a torn, damaged or foreign file is skipped."""
     pages = []
     for path in sorted(directory.glob("rank*.json")):
         try:
             page = json.loads(path.read_text())
-        except (OSError, ValueError):
+            if page["schema"] == SCHEMA and list(prometheus_samples([page])):
+                pages.append(page)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue
-        if isinstance(page, dict) and page.get("schema") == SCHEMA:
-            pages.append(page)
     return pages
 
 

@@ -30,6 +30,7 @@ from typing import Any
 from k3ctl import __version__
 from k3ctl.bundle import redact, seal
 from k3ctl.bundle.redact import Redactor
+from k3ctl.engine import logs
 from k3ctl.engine.rundir import Run
 from k3ctl.loadtest import summary as summaries
 
@@ -140,12 +141,12 @@ def _engine_log(run: Run | None, raw: Path) -> dict[str, Any] | None:
     if run is None or not run.engine_log.is_file():
         return None
     digest, size = hashlib.sha256(), 0
-    with run.engine_log.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-            size += len(chunk)
-        file.seek(max(0, size - LOG_TAIL_BYTES))
-        tail = file.read(LOG_TAIL_BYTES)
+    for part in logs.parts(run.engine_log):
+        with part.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+                size += len(chunk)
+    tail = logs.tail(run.engine_log, LOG_TAIL_BYTES)
     if size > LOG_TAIL_BYTES:
         tail = tail.partition(b"\n")[2]
     (raw / "engine.log").write_bytes(tail)

@@ -12,6 +12,7 @@ VERBS = (
     "bundle",
     "gate",
     "runs",
+    "prune",
     "demo",
 )
 """Order of the commands in ``k3ctl --help``."""

@@ -127,11 +127,10 @@ def _chosen(run_id: str | None) -> Run:
 
 def _tail(run: Run, count: int, window_bytes: int = 4 << 20) -> Sequence[str]:
     """The last lines, from the last megabytes at most."""
+    from k3ctl.engine import logs
+
     try:
-        with run.engine_log.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - window_bytes))
-            text = file.read(window_bytes).decode(errors="replace")
+        text = logs.tail(run.engine_log, window_bytes).decode(errors="replace")
     except OSError as error:
         raise UsageError(f"cannot read `{run.engine_log}`: {error.strerror or error}") from error
     return text.splitlines()[-count:] if count else []
@@ -139,7 +138,7 @@ def _tail(run: Run, count: int, window_bytes: int = 4 << 20) -> Sequence[str]:
 
 def _follow(run: Run, tail: Sequence[str]) -> None:
     from k3ctl.engine import rundir
-    from k3ctl.engine.stages import LogFollower
+    from k3ctl.engine.logs import LogFollower
 
     for line in tail:
         output.write_text(line)

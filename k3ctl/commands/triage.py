@@ -42,9 +42,8 @@ def triage(logs: LogsArgument = None, run: RunOption = None) -> CommandResult:
 
     if logs and run:
         raise UsageError("give either log files or --run")
-    paths = logs or [_log_of(run)]
     try:
-        report = scan.scan(paths)
+        report = scan.scan(logs) if logs else scan.scan(_log_of(run), one_log=True)
     except OSError as error:
         raise UsageError(f"cannot read `{error.filename}`: {error.strerror}") from error
     warnings = [
@@ -132,12 +131,12 @@ def _where(incident: Incident) -> str:
     return ", ".join(parts)
 
 
-def _log_of(run_id: str | None) -> Path:
-    from k3ctl.engine import rundir
+def _log_of(run_id: str | None) -> list[Path]:
+    from k3ctl.engine import logs, rundir
 
     if run_id:
-        return rundir.find(run_id).engine_log
+        return logs.parts(rundir.find(run_id).engine_log)
     runs = rundir.all_runs()
     if not runs:
         raise UsageError("there is no run to look at", hint="name a log file: `k3ctl triage LOG`")
-    return runs[0].engine_log
+    return logs.parts(runs[0].engine_log)

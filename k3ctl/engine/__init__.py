@@ -10,6 +10,8 @@
 ``supervisor``  pumps the log, decides when the server is ready, watches it, stops it gracefully
 ``territory``   everything a run holds on a machine: processes, shared-memory segments, scratch directories
 ``rundir``      the run directory, the only thing that all of them and later commands share
+``logs``        the engine's log in parts of bounded size, read as one
+``prune``       which directories of ended runs may go
 ``peers``       the other nodes' supervisors: one fails, all stop
 ``watch``       is it alive, does it get on
 

@@ -79,6 +79,7 @@ def build(
         # a cache, not scratch: it stays where torch would put it
         "TORCHINDUCTOR_CACHE_DIR": environ.get("TORCHINDUCTOR_CACHE_DIR") or _inductor_cache(),
         "K3_WITNESS_DIR": str(run.witness_dir),
+        "K3_END_WITH_PARENT": "1",
         "PYTHONUNBUFFERED": "1",
     }
     key = resolved.get("api_key") or environ.get("VLLM_API_KEY")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from k3ctl.engine import logs
 from k3ctl.engine.procs import Process, command_line
 
 TAIL_BYTES = 256 << 10
@@ -34,10 +35,8 @@ def save(run_dir: Path, members: Iterable[Process], python: str, kind: str) -> t
 
 
 def _tail(log: Path, out: Path) -> Path:
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - TAIL_BYTES))
-        out.write_bytes(file.read(TAIL_BYTES))
+    with contextlib.suppress(OSError):
+        out.write_bytes(logs.tail(log, TAIL_BYTES))
     return out
 
 

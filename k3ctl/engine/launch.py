@@ -17,12 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from k3ctl.engine import command, preflight, procs, rundir
+from k3ctl.engine import command, logs, preflight, procs, prune, rundir
 from k3ctl.engine.client import Client
 from k3ctl.engine.command import Node
 from k3ctl.engine.reaper import BOOT
 from k3ctl.engine.rundir import Run
-from k3ctl.engine.stages import LogFollower, Stage, StageTracker
+from k3ctl.engine.stages import Stage, StageTracker
 from k3ctl.engine.territory import Territory
 from k3ctl.errors import EngineError, UsageError
 
@@ -68,7 +68,7 @@ class RunningEngine:
         Raises:
             EngineError: the engine ended before; the message says why, as far as the log tells.
         """
-        tracker, log = StageTracker(), LogFollower(self.run_dir / "engine.log")
+        tracker, log = StageTracker(), logs.LogFollower(self.run_dir / "engine.log")
         while True:
             for line in log.lines():
                 if stage := tracker.feed(line, time.monotonic()):
@@ -166,7 +166,7 @@ def launch(
     """Start the engine and return at once; ``wait_ready`` and ``stop`` are the caller's.
 
     ``timing`` overrides the supervisor's ``grace_s``, ``canary_timeout_s``, ``stall_s`` and ``idle_s``;
-    ``any_version`` accepts a vLLM that the profile is not made for.
+    ``any_version`` accepts a vLLM that the profile is not made for, and tells the runtime to try.
     """
     python = preflight.interpreter()
     if not any_version:
@@ -179,6 +179,10 @@ def launch(
     with _one_at_a_time():
         for lost in (run for run in rundir.all_runs() if run.status() == "lost"):
             stop(lost)
+        for run in prune.stale(rundir.all_runs()):
+            # a directory that resists is no reason not to serve
+            with contextlib.suppress(UsageError):
+                prune.remove(run)
         if node is None or node.rank == 0:
             port = preflight.free_port(host, port)
         run = rundir.create(_new_run(resolved, host, port, node, python.vllm))
@@ -187,7 +191,8 @@ def launch(
         if resolved.needs_generated_model:
             resolved = resolved.with_model_path(_generate(python.path, resolved, run.dir))
         built = command.build(resolved, python, run, scratch, os.environ, node)
-        built = dataclasses.replace(built, env={**command.time_limits(resolved), **built.env})
+        forced = {"K3_ANY_VLLM": "1"} if any_version else {}
+        built = dataclasses.replace(built, env={**command.time_limits(resolved), **forced, **built.env})
         run = rundir.update(
             run.dir,
             argv=command.redacted(built.argv),
@@ -232,7 +237,7 @@ def failure(run: Run) -> EngineError:
     message = f"{run.reason or 'the engine ended'} (run `{run.id}`)"
     log = f"log: {run.engine_log}"
     try:
-        first = scan.scan([run.engine_log]).first_cause
+        first = scan.scan(logs.parts(run.engine_log), one_log=True).first_cause
     except OSError:
         first = None
     if first is None:

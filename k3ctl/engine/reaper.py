@@ -3,7 +3,8 @@
 It leads the run's session, adopts orphans, waits until its supervisor has ended in whatever way, and then
 clears the run's territory: processes, shared-memory segments, scratch directories. It does nothing else, so that
 it has no reason to fail. When it is killed itself, the kernel signals the supervisor, which stops the engine
-and clears up; when both are killed the kernel signals the engine. Standard library only.
+and clears up; when both are killed the kernel kills the API server, and with it every process that descends
+from it (``runtime.parent_death``). Standard library only.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -123,17 +124,25 @@ def create(run: Run) -> Run:
         MachineError: the state directory cannot be written.
     """
     path = runs_root() / run.id
+    run = dataclasses.replace(run, dir=path)
     try:
         path.mkdir(parents=True)
-        (path / "witness").mkdir()
     except OSError as error:
-        raise MachineError(
-            f"cannot write the run directory `{path}`: {error.strerror or error}",
-            hint="free some space or set K3CTL_STATE_DIR to a directory you can write",
-        ) from error
-    run = dataclasses.replace(run, dir=path)
-    _write(run)
+        raise _unwritable(path, error) from error
+    try:
+        (path / "witness").mkdir()
+        _write(run)
+    except OSError as error:
+        shutil.rmtree(path, ignore_errors=True)
+        raise _unwritable(path, error) from error
     return run
+
+
+def _unwritable(path: Path, error: OSError) -> MachineError:
+    return MachineError(
+        f"cannot write the run directory `{path}`: {error.strerror or error}",
+        hint="free some space or set K3CTL_STATE_DIR to a directory you can write",
+    )
 
 
 def new_id(profile: str, now: float | None = None) -> str:
@@ -272,16 +281,26 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _write(run: Run) -> None:
     values = {f.name: getattr(run, f.name) for f in dataclasses.fields(run) if f.name != "dir"}
-    text = json.dumps({"schema": run.schema, **values}, indent=2, default=list)
+    data = (json.dumps({"schema": run.schema, **values}, indent=2, default=list) + "\n").encode()
     target = run.dir / "run.json"
     # a private temporary name: a writer that dies half-way leaves the old file whole
     temporary = run.dir / f".run.{os.getpid()}.json"
     try:
-        temporary.write_text(text + "\n")
+        temporary.write_bytes(data)
         temporary.replace(target)
     except OSError:
-        # the disk is full: the file's own blocks can still be overwritten
         temporary.unlink(missing_ok=True)
-        with target.open("r+") as file:
-            file.write(text + "\n")
-            file.truncate()
+        _overwrite(target, data)
+
+
+def _overwrite(target: Path, data: bytes) -> None:
+    """On a full disk the file's own blocks can still be written; where they do not suffice the file stays whole."""
+    with target.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            os.posix_fallocate(file.fileno(), 0, len(data))
+        except OSError:
+            file.truncate(size)
+            raise
+        file.write(data)
+        file.truncate()

@@ -6,9 +6,7 @@ Patterns follow the messages of vLLM 0.27 to 0.33; a line that none of them know
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*)?")
@@ -114,29 +112,6 @@ class StageTracker:
             hours, minutes, seconds = (int(part or 0) for part in left.groups())
             return float(hours * 3600 + minutes * 60 + seconds)
         return None
-
-
-class LogFollower:
-    """New lines of a growing file. A progress bar's carriage returns end a line too."""
-
-    def __init__(self, path: Path, *, from_end: bool = False, limit_bytes: int = 1 << 16) -> None:
-        self._path = path
-        self._limit = limit_bytes
-        self._offset = path.stat().st_size if from_end else 0
-        self._rest = b""
-
-    def lines(self) -> Iterator[str]:
-        """Whole lines that arrived since the last call; an overlong line is cut."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                while data := file.read(1 << 20):
-                    self._offset += len(data)
-                    *whole, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-                    self._rest = self._rest[: self._limit]
-                    yield from (line[: self._limit].decode(errors="replace") for line in whole if line)
-        except OSError:
-            return
 
 
 def duration(seconds: float) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k3ctl.engine import evidence, procs, rundir
+from k3ctl.engine import evidence, logs, procs, rundir
 from k3ctl.engine.client import Client
 from k3ctl.engine.peers import Group, Peers
 from k3ctl.engine.probe import Probe
@@ -48,6 +48,7 @@ class Orders:
     canary_timeout_s: float = 120.0
     stall_s: float = STALL_S
     idle_s: float = IDLE_S
+    log_part_bytes: int = logs.PART_BYTES
     group: Mapping[str, Any] | None = None
     """Fields of a ``peers.Group`` when several nodes serve together."""
 
@@ -125,7 +126,7 @@ class Supervisor:
 
     def _start(self) -> tuple[subprocess.Popen[bytes] | None, LogPump]:
         reading, writing = os.pipe()
-        pump = LogPump(reading, self._path / "engine.log")
+        pump = LogPump(reading, self._path / "engine.log", self._orders.log_part_bytes)
         try:
             engine = subprocess.Popen(
                 self._orders.argv,
@@ -250,7 +251,8 @@ def _as_engine() -> None:
     """In the engine's process, before its program starts."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    procs.die_with_parent(signal.SIGTERM)
+    # not SIGTERM: with nobody left to insist, a server that is busy or stopped would keep its GPUs
+    procs.die_with_parent(signal.SIGKILL)
 
 
 def _how(code: int) -> str:

@@ -198,19 +198,20 @@ class Scanner:
         return kept
 
 
-def scan(paths: Iterable[Path]) -> Report:
-    """Read logs (one per node, or several of one) and report.
+def scan(paths: Iterable[Path], *, one_log: bool = False) -> Report:
+    """Read logs (one per node) and report; ``one_log``: they are the parts of one, oldest first.
 
     Raises:
         OSError: a file cannot be read.
     """
     scanner = Scanner()
     names, lines, size = [], 0, 0
+    seconds: float | None = None
     for path in paths:
         names.append(str(path))
         with path.open("rb") as file:
             reader = _Reader(file)
-            seconds: float | None = None
+            seconds = seconds if one_log else None
             for number, text in reader.marked():
                 if record := parse(text, lines + number, str(path)):
                     # NCCL and plain prints carry no time: they happened after the line before

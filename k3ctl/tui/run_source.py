@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from k3ctl.engine import rundir
-from k3ctl.engine.stages import TITLES, LogFollower, Stage, StageTracker
+from k3ctl.engine import logs, rundir
+from k3ctl.engine.stages import TITLES, Stage, StageTracker
 from k3ctl.errors import K3Error
 from k3ctl.telemetry.events import Event, FeedFailed, IncidentFound, StageChanged
 from k3ctl.triage.scan import scan
@@ -24,7 +24,7 @@ class RunFeed:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._log = LogFollower(path / "engine.log")
+        self._log = logs.LogFollower(path / "engine.log")
         self._tracker = StageTracker()
         self._stage: Stage | None = None
         self._state = ""
@@ -86,15 +86,15 @@ class RunFeed:
 
     def _triage(self, run: rundir.Run, now: float) -> list[Event]:
         """Incidents that were not there before; the log is read again only when it grew."""
-        log = run.engine_log
-        size = log.stat().st_size if log.exists() else 0
+        parts = logs.parts(run.engine_log)
+        size = sum(part.stat().st_size for part in parts if part.exists())
         self._triaged_at = now
         if size == self._triaged_bytes or (size > TRIAGE_LIMIT_BYTES and run.state != "failed"):
             return []
         self._triaged_bytes = size
         found: list[Event] = []
         try:
-            incidents = scan([log]).incidents
+            incidents = scan(parts, one_log=True).incidents
         except OSError:
             return []
         for incident in incidents:

@@ -19,6 +19,7 @@ from torch import Tensor
 from runtime.engine.versions import KNOWN_VLLM, vllm_version
 
 LOCAL_WORLD_SIZE_ENV = "K3_LOCAL_WORLD_SIZE"
+ANY_VLLM_ENV = "K3_ANY_VLLM"
 
 
 def init_cpu_memory_env(nodes: list[int]) -> str:
@@ -212,9 +213,12 @@ _STAND_INS: tuple[Callable[..., Any], ...] = (
 
 
 def install() -> list[str]:
-    """Set the missing operators; returns their names. Raises ``RuntimeError`` on a vLLM they were not written for."""
+    """Set the missing operators; returns their names.
+
+    Raises ``RuntimeError`` on a vLLM they were not written for, unless ``K3_ANY_VLLM`` says to try.
+    """
     missing = [op for op in _STAND_INS if not hasattr(torch.ops._C, op.__name__)]
-    if missing and vllm_version() not in KNOWN_VLLM:
+    if missing and vllm_version() not in KNOWN_VLLM and not os.environ.get(ANY_VLLM_ENV):
         raise RuntimeError(
             f"vLLM {vllm_version()} lacks CPU operators and k3's stand-ins are written for "
             f"{', '.join(sorted(KNOWN_VLLM))}; install that version"

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from engine_helpers import held
 
-from k3ctl.engine import procs, rundir
+from k3ctl.engine import procs
 
 FACTS = '{"python":[3,11,7],"vllm":"0.33.0","torch":"2.13.0","runtime":true,"plugins":["lora"]}'
 FAKE = Path(__file__).with_name("fake_engine.py")
-
-
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
-
-
-def recorded() -> set[str]:
-    """Names that the runs noted as theirs, and the one that the fake engine is told to make."""
-    noted = [run.dir / "segments" for run in rundir.all_runs()]
-    names = {name for file in noted if file.exists() for name in file.read_text().split()}
-    return names | {os.environ.get("FAKE_SHM", "-")}
 
 
 @pytest.fixture
@@ -54,19 +43,6 @@ esac
 @pytest.fixture
 def leftovers(state_dir: Path) -> Iterator[Callable[[], dict[str, list[str]]]]:
     """What the runs of this test hold now: processes, shared-memory files, socket directories."""
-
-    def look() -> dict[str, list[str]]:
-        sessions = {run.session for run in rundir.all_runs()} - {0}
-        return {
-            "processes": [
-                f"{p.pid} {procs.command_line(p.pid)}"
-                for p in procs.everyone()
-                if p.session in sessions and p.state not in "ZX"
-            ],
-            "segments": sorted(shared_memory() & recorded()),
-            "scratch": [path for run in rundir.all_runs() for path in run.scratch if Path(path).exists()],
-        }
-
-    yield look
-    for pid in [int(line.split()[0]) for line in look()["processes"]]:
+    yield held
+    for pid in [int(line.split()[0]) for line in held()["processes"]]:
         procs.send(pid, 9)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from k3ctl import cli
-from k3ctl.engine import procs
+from k3ctl.engine import procs, rundir
 from k3ctl.engine.rundir import Run
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import ResolvedConfig, resolve
@@ -48,12 +48,35 @@ def pids(run: Run) -> dict[str, int]:
     }
 
 
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def held() -> dict[str, list[str]]:
+    """What the runs of the present state directory hold: processes, shared-memory files, socket directories."""
+    runs = rundir.all_runs()
+    sessions = {run.session for run in runs} - {0}
+    noted = [run.dir / "segments" for run in runs]
+    names = {name for file in noted if file.exists() for name in file.read_text().split()}
+    names |= {os.environ.get("FAKE_SHM", "-")}
+    return {
+        "processes": [
+            f"{p.pid} {procs.command_line(p.pid)}"
+            for p in procs.everyone()
+            if p.session in sessions and p.state not in "ZX"
+        ],
+        "segments": sorted(shared_memory() & names),
+        "scratch": [path for run in runs for path in run.scratch if Path(path).exists()],
+    }
+
+
 class Child:
     """A k3ctl process; its stderr goes to a file, so that it can be read while it runs."""
 
     def __init__(self, *words: str) -> None:
         self._err = tempfile.NamedTemporaryFile("w+", prefix="k3ctl-stderr-")  # noqa: SIM115 - kept open
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        env = {**os.environ, "PYTHONPATH": path}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "k3ctl", *words],
             stdout=subprocess.PIPE,

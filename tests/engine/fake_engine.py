@@ -134,13 +134,16 @@ def serve() -> None:
 
     def ended(*_: object) -> None:
         if not os.environ.get("FAKE_STUBBORN"):
+            STATE["stopping"] = 1
             core.terminate()
             os._exit(0)
 
     signal.signal(signal.SIGTERM, ended)
     os.read(reading, 1)
     # vLLM's front end ends when its engine core dies
-    threading.Thread(target=lambda: (core.wait(), os._exit(1)), daemon=True).start()
+    threading.Thread(
+        target=lambda: (core.wait(), os._exit(0 if STATE.get("stopping") else 1)), daemon=True
+    ).start()
     server = ThreadingHTTPServer((option("--host", "127.0.0.1"), int(option("--port", "8000"))), Handler)
     log("APIServer", f"Starting vLLM server on http://127.0.0.1:{server.server_port}")
     for _ in range(int(os.environ.get("FAKE_LOG_MB", "0"))):

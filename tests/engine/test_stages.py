@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from k3ctl.engine.stages import LogFollower, StageTracker, duration
+from k3ctl.engine.logs import LogFollower
+from k3ctl.engine.stages import StageTracker, duration
 
 START = """\
 (APIServer pid=1) INFO 11-29 17:28:04 [startup.py:38]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.33.0

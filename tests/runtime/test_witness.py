@@ -59,7 +59,19 @@ def test_a_reader_never_sees_half_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", '{"schema": "k3.witness/1", "st', "[]", '{"schema":"other"}', "\x00\xff"]
+    "content",
+    [
+        "",
+        '{"schema": "k3.witness/1", "st',
+        "[]",
+        '{"schema":"other"}',
+        "\x00\xff",
+        '{"schema": "k3.witness/1", "steps": null}',
+        '{"schema": "k3.witness/1", "steps": [7]}',
+        '{"schema": "k3.witness/1", "steps": [{"path": "standard"}]}',
+        '{"schema": "k3.witness/1", "steps": [{"path": "standard", "kind": "", "mode": "", "reason": "", '
+        '"steps": "many", "rows": 1, "tokens": 1}]}',
+    ],
 )
 def test_a_torn_or_foreign_page_is_skipped(tmp_path: Path, content: str) -> None:
     make(tmp_path).publish()

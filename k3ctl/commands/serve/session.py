@@ -70,6 +70,8 @@ def verify(run: Run, tell: Narrator) -> None:
         tell.line(f"path: not verified ({error.message})")
         return
     tell.line(f"path: {verdict.grade} — {verdict.statement}")
+    for note in verdict.notes:
+        tell.line(f"note: {note}")
     if verdict.remedy:
         tell.line(f"hint: {verdict.remedy}")
 

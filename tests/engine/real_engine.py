@@ -1,0 +1,105 @@
+"""What the tests against the real vLLM share: who is who, a load, and counts of this machine before and after."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_helpers import shared_memory, until
+
+from k3ctl.engine import preflight, procs
+from k3ctl.engine.client import Client
+from k3ctl.engine.rundir import Run
+from k3ctl.errors import EngineError, K3Error
+
+
+def need_engine() -> None:
+    try:
+        preflight.interpreter()
+    except K3Error as error:
+        pytest.skip(f"no engine here: {error.message}")
+
+
+def roles(run: Run) -> dict[str, int]:
+    """Pid by role. vLLM names its processes; the API server is the one that k3ctl started."""
+    found = {"engine": run.engine_pid, "supervisor": run.supervisor_pid, "reaper": run.pid}
+    for process in (p for p in procs.everyone() if p.session == run.session):
+        title = procs.command_line(process.pid)
+        if "EngineCore" in title:
+            found["core"] = process.pid
+        elif "Worker" in title:
+            found["worker"] = process.pid
+    return found
+
+
+def load(url: str, requests: int = 8) -> list[threading.Thread]:
+    """Requests that run for a while; returns when half of them do."""
+
+    def send() -> None:
+        body = {"model": "k3-tiny", "prompt": list(range(2, 40)), "max_tokens": 900, "ignore_eos": True}
+        with contextlib.suppress(EngineError):
+            Client(url, timeout_s=120).json("/v1/completions", body)
+
+    threads = [threading.Thread(target=send, daemon=True) for _ in range(requests)]
+    for thread in threads:
+        thread.start()
+    until(lambda: Client(url).load().running >= requests / 2, 60)
+    return threads
+
+
+class Census:
+    """Processes and shared memory that exist because of a test, wherever they have got to.
+
+    A process is the test's when its first environment names the test's state directory; a segment, when it is new
+    and no process of somebody else's holds it.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._mark = f"K3CTL_STATE_DIR={state_dir}\0".encode()
+        self._before = shared_memory()
+
+    def processes(self) -> list[int]:
+        return [p.pid for p in procs.everyone() if p.state not in "ZX" and self._ours(p.pid)]
+
+    def segments(self) -> set[str]:
+        new = shared_memory() - self._before
+        if new:
+            for process in procs.everyone():
+                if not self._ours(process.pid):
+                    new -= set(held_segments(process.pid))
+        return new
+
+    def counts(self) -> dict[str, int]:
+        return {"processes": len(self.processes()), "segments": len(self.segments())}
+
+    def _ours(self, pid: int) -> bool:
+        try:
+            return self._mark in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+
+
+NONE = {"processes": 0, "segments": 0}
+
+
+def held_segments(pid: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            if "/dev/shm/" in line:
+                yield line.rpartition("/dev/shm/")[2].removesuffix(" (deleted)")
+    yield from (
+        os.path.basename(target) for target in procs.open_files(pid) if target.startswith("/dev/shm/")
+    )  # noqa: PTH119
+
+
+def pss_kib(pid: int) -> int:
+    """Memory of a process with shared pages counted once over all that share them."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    return 0
