@@ -40,6 +40,7 @@ class Witness:
         self._counts: dict[Key, list[int]] = {}
         self._path = directory / f"rank{self.about.get('rank', 0)}.json" if directory else None
         self._published: bytes | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._publishing = threading.Lock()
         self._failed = False
         if self._path is not None:
@@ -82,7 +83,10 @@ class Witness:
         }
 
     def publish(self) -> None:
-        """Replace the page on disk if anything changed. A failing disk is reported once and never raised."""
+        """Replace the page on disk if anything changed, the file included: a damaged page is mended.
+
+        A failing disk is reported once and never raised.
+        """
         if self._path is None:
             return
         with self._publishing:  # the thread's turn and the exit's use the same scratch file
@@ -91,14 +95,15 @@ class Witness:
     def _publish(self, path: Path) -> None:
         page = self.page()
         content = json.dumps({k: v for k, v in page.items() if k != "updated_at"}).encode()
-        if content == self._published:
+        if content == self._published and _stamp(path) == self._stamp:
             return
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if self._published is None:  # a directory that is removed later is not made again
+                path.parent.mkdir(parents=True, exist_ok=True)
             scratch = path.with_suffix(f".{os.getpid()}.tmp")
             scratch.write_text(json.dumps(page))
             scratch.replace(path)
-            self._published = content
+            self._published, self._stamp = content, _stamp(path)
             self._failed = False
         except OSError as error:
             if not self._failed:
@@ -109,6 +114,15 @@ class Witness:
         while True:
             self.publish()
             time.sleep(FLUSH_PERIOD_S)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Tells whether a file is still the one that was written; None when it is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def directory_from_env() -> Path | None:

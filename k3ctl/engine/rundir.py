@@ -290,6 +290,8 @@ def _write(run: Run) -> None:
         temporary.replace(target)
     except OSError:
         temporary.unlink(missing_ok=True)
+        if not target.exists():
+            raise
         _overwrite(target, data)
 
 

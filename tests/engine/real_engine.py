@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from engine_helpers import shared_memory, until
 
-from k3ctl.engine import preflight, procs
+from k3ctl.engine import preflight, procs, rundir
 from k3ctl.engine.client import Client
 from k3ctl.engine.rundir import Run
 from k3ctl.errors import EngineError, K3Error
@@ -36,11 +35,11 @@ def roles(run: Run) -> dict[str, int]:
     return found
 
 
-def load(url: str, requests: int = 8) -> list[threading.Thread]:
+def load(url: str, requests: int = 8, tokens: int = 900) -> list[threading.Thread]:
     """Requests that run for a while; returns when half of them do."""
 
     def send() -> None:
-        body = {"model": "k3-tiny", "prompt": list(range(2, 40)), "max_tokens": 900, "ignore_eos": True}
+        body = {"model": "k3-tiny", "prompt": list(range(2, 40)), "max_tokens": tokens, "ignore_eos": True}
         with contextlib.suppress(EngineError):
             Client(url, timeout_s=120).json("/v1/completions", body)
 
@@ -54,8 +53,8 @@ def load(url: str, requests: int = 8) -> list[threading.Thread]:
 class Census:
     """Processes and shared memory that exist because of a test, wherever they have got to.
 
-    A process is the test's when its first environment names the test's state directory; a segment, when it is new
-    and no process of somebody else's holds it.
+    A process is the test's when its environment names the test's state directory, or when it is of a run's session
+    (vLLM's titles overwrite the environment); a segment, when it is new and no process of somebody else's holds it.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -63,20 +62,23 @@ class Census:
         self._before = shared_memory()
 
     def processes(self) -> list[int]:
-        return [p.pid for p in procs.everyone() if p.state not in "ZX" and self._ours(p.pid)]
+        sessions = {run.session for run in rundir.all_runs()} - {0}
+        living = [p for p in procs.everyone() if p.state not in "ZX"]
+        return [p.pid for p in living if p.session in sessions or self._marked(p.pid)]
 
     def segments(self) -> set[str]:
         new = shared_memory() - self._before
         if new:
+            ours = set(self.processes())
             for process in procs.everyone():
-                if not self._ours(process.pid):
+                if process.pid not in ours:
                     new -= set(held_segments(process.pid))
         return new
 
     def counts(self) -> dict[str, int]:
         return {"processes": len(self.processes()), "segments": len(self.segments())}
 
-    def _ours(self, pid: int) -> bool:
+    def _marked(self, pid: int) -> bool:
         try:
             return self._mark in Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
@@ -91,9 +93,7 @@ def held_segments(pid: int) -> Iterator[str]:
         for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
             if "/dev/shm/" in line:
                 yield line.rpartition("/dev/shm/")[2].removesuffix(" (deleted)")
-    yield from (
-        os.path.basename(target) for target in procs.open_files(pid) if target.startswith("/dev/shm/")
-    )  # noqa: PTH119
+    yield from (Path(target).name for target in procs.open_files(pid) if target.startswith("/dev/shm/"))
 
 
 def pss_kib(pid: int) -> int:

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,25 +161,50 @@ DAMAGE = {
 }
 
 
+def on_disk(run: rundir.Run) -> dict:
+    """The worker's page; nothing while it is damaged."""
+    try:
+        return dict(json.loads((run.witness_dir / "rank0.json").read_text()))
+    except ValueError:
+        return {}
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_witness_page_costs_no_answer_and_the_next_step_mends_it(damage, unharmed, capsys):
-    """Routes ask the workers, `/metrics` reads the page: it loses our series, not vLLM's, until a step is counted."""
-    run, client = unharmed.run, unharmed.engine.client()
-    page = run.witness_dir / "rank0.json"
+def test_a_damaged_witness_page_breaks_no_route_and_is_mended_without_a_step(damage, unharmed, capsys):
+    """The worker is halted for a moment, so that the damage lasts; then the routes have only the page to read."""
+    run, client, worker = unharmed.run, unharmed.engine.client(30), roles(unharmed.run)["worker"]
     client.canary("k3-tiny", 30)
-    until(lambda: json.loads(page.read_text()) and "k3_steps_total" in client.text("/metrics"))
     with rundir.quiet(run.dir):
-        page.write_text(DAMAGE[damage])
-        (worker,) = client.json("/k3/witness")["workers"]
-        assert worker["known_build"] is True and worker["steps"]
+        (whole,) = client.json("/k3/witness")["workers"]
+        until(lambda: on_disk(run).get("steps") == whole["steps"])
+        os.kill(worker, signal.SIGSTOP)
+        (run.witness_dir / "rank0.json").write_text(DAMAGE[damage])
         metrics = client.text("/metrics")
         assert "vllm:num_requests_running" in metrics and "k3_steps_total" not in metrics
-        told = json.loads(said(capsys, "monitor", "--once", "--json", "--no-gpus", "--url", run.url))
-        assert told["data"]["path"]["known"] is True
-        assert page.read_text() == DAMAGE[damage]
-    assert ": proved — " in said(capsys, "verify", "--run", run.id)
-    until(lambda: "k3_steps_total" in client.text("/metrics"))
-    assert json.loads(page.read_text())["pid"] == roles(run)["worker"]
+        assert client.json("/k3/witness")["workers"] == []
+        os.kill(worker, signal.SIGCONT)
+        until(lambda: on_disk(run).get("steps") == whole["steps"], 10)
+        until(lambda: client.json("/k3/witness")["workers"], 10)
+        assert "k3_steps_total" in client.text("/metrics")
+        told = json.loads(said(capsys, "monitor", "--once", "--json", "--no-gpus", "--url", run.url))["data"]
+        assert told["path"]["known"] is True and told["path"]["known_build"] is True
+
+
+def test_verify_is_not_misled_by_a_witness_page_that_somebody_damages_all_the_time(unharmed, capsys):
+    page, over = unharmed.run.witness_dir / "rank0.json", threading.Event()
+
+    def damage() -> None:
+        while not over.wait(0.05):
+            page.write_text(DAMAGE["other-types"])
+
+    vandal = threading.Thread(target=damage)
+    vandal.start()
+    try:
+        assert ": proved — " in said(capsys, "verify", "--run", unharmed.run.id)
+    finally:
+        over.set()
+        vandal.join()
+    until(lambda: on_disk(unharmed.run).get("steps"))
 
 
 def test_metrics_that_are_a_login_page_are_a_finding_and_a_clear_word_everywhere(unharmed, capsys):
@@ -187,8 +213,9 @@ def test_metrics_that_are_a_login_page_are_a_finding_and_a_clear_word_everywhere
     until(lambda: "no-metrics" in unharmed.findings(since), 30)
     assert "holds no vLLM metrics" in run_finding(unharmed, "no-metrics")["text"]
     assert "no-metrics: the load cannot be read" in said(capsys, "ps")
-    monitor = json.loads(said(capsys, "monitor", "--once", "--json", "--no-gpus", "--url", run.url))
-    assert monitor["data"]["servers"][0]["state"] != "up"
+    monitor = said(capsys, "monitor", "--once", "--json", "--no-gpus", "--url", run.url, code=4)
+    (server,) = json.loads(monitor)["data"]["servers"]
+    assert server["failure"] == "HTML instead of metrics: is a proxy or another service answering?"
     with rundir.quiet(run.dir):
         verdict = said(capsys, "verify", "--run", run.id, code=1)
     assert "proved —" not in verdict and "/metrics" in verdict
@@ -211,7 +238,7 @@ def run_finding(survivor: Survivor, kind: str) -> dict:
 
 def test_a_worker_that_hangs_under_load_is_a_stall_with_stacks_and_its_end_is_told(unharmed):
     since, who = len(unharmed.run.findings), roles(unharmed.run)
-    clients = load(unharmed.run.url)
+    clients = load(unharmed.run.url, tokens=150)
     os.kill(who["worker"], signal.SIGSTOP)
     until(lambda: "stalled" in unharmed.findings(since), 60)
     assert unharmed.engine.client().healthy(), "/health proves nothing"
@@ -254,7 +281,7 @@ def test_a_full_disk_costs_lines_of_log_and_the_log_says_how_many(unharmed, caps
         assert [found.id for found in rundir.all_runs()] == [run.id]
     client.canary("k3-tiny", 30)
     until(lambda: "bytes of log lost: no space left on the disk" in unharmed.log())
-    until(lambda: json.loads((run.witness_dir / "rank0.json").read_text()))
+    until(lambda: on_disk(run))
 
 
 def test_a_stop_on_a_full_disk_leaves_nothing(survivor):

@@ -79,6 +79,25 @@ def test_a_torn_or_foreign_page_is_skipped(tmp_path: Path, content: str) -> None
     assert [page["rank"] for page in read_pages(tmp_path)] == [0]
 
 
+@pytest.mark.parametrize("damage", ["truncate", "remove"])
+def test_a_damaged_page_is_mended_although_no_step_was_taken(tmp_path: Path, damage: str) -> None:
+    witness = make(tmp_path)
+    witness.record(SPECIALIZED, 1, 1)
+    witness.publish()
+    page = tmp_path / "rank0.json"
+    page.write_text("") if damage == "truncate" else page.unlink()
+    witness.publish()
+    assert json.loads(page.read_text())["steps"] == witness.page()["steps"]
+
+
+def test_an_unchanged_page_is_not_written_again(tmp_path: Path) -> None:
+    witness = make(tmp_path)
+    witness.publish()
+    before = (tmp_path / "rank0.json").stat().st_ino, (tmp_path / "rank0.json").stat().st_mtime_ns
+    witness.publish()
+    assert before == ((tmp_path / "rank0.json").stat().st_ino, (tmp_path / "rank0.json").stat().st_mtime_ns)
+
+
 def test_a_disk_that_refuses_is_reported_once_and_counting_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
