@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from engine_helpers import NOTHING, tiny, until
 
-from k3ctl.engine import evidence, logs
+from k3ctl import cli
+from k3ctl.engine import evidence, launch, logs
 from k3ctl.engine.logs import LogFollower
 from k3ctl.engine.pump import LogPump
 from k3ctl.triage import scan
@@ -137,3 +140,18 @@ def test_a_log_whose_directory_is_removed_costs_the_log_and_nothing_else(tmp_pat
         printing.line(f"line {i:04} {'x' * 88}")
     printing.pump.close()
     assert not run.exists()
+
+
+def test_a_served_engine_that_talks_much_is_bounded_and_its_log_is_read_as_one(
+    fake_python, leftovers, monkeypatch, capsys
+):
+    monkeypatch.setenv("FAKE_LOG_MB", "9")
+    with launch.start(tiny(), port=0, timing={"log_part_bytes": 1 << 20}) as engine:
+        log = engine.run.engine_log
+        until(lambda: len(numbers(log)) == 1 + logs.NEWEST and "9." in logs.parts(log)[-2].name)
+        assert cli.main(["logs", "-n", "1030", engine.id]) == 0
+        assert capsys.readouterr().out.count("x" * 1023 + "\n") >= 1024, "over the border of parts"
+        assert cli.main(["triage", "--run", engine.id, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)["data"]
+        assert told["vllm"] == "0.33.0" and len(told["files"]) == 2 + logs.NEWEST
+    assert leftovers() == NOTHING
