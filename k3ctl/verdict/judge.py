@@ -163,6 +163,8 @@ def _counted(evidence: Evidence, drives: Sequence[Drive]) -> Verdict:
     notes = tuple(
         f"rank {p.rank}: vLLM {p.vllm} is not a build the witness knows" for p in pages if not p.known_build
     )
+    if any(phase.served_generated is None for phase in evidence.phases):
+        notes += ("`/metrics` cannot be read: whether other requests ran meanwhile is not known",)
     if share >= PROVED_SHARE:
         grade = Grade.CONSISTENT if notes else Grade.PROVED
         return Verdict(grade, _engaged_statement(drives), share, drives=drives, notes=notes)

@@ -66,6 +66,13 @@ def test_an_unknown_build_is_never_a_proof() -> None:
     assert "0.34.0" in verdict.notes[0]
 
 
+def test_without_request_counters_other_requests_cannot_be_ruled_out() -> None:
+    unseen = phase({SPECIALIZED: 48}, served_generated=None, served_prompted=None)
+    verdict = judge(Evidence([unseen]))
+    assert verdict.grade is Grade.CONSISTENT
+    assert "other requests" in verdict.notes[0]
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"served_generated": 60.0}, {"served_prompted": 500.0}, {"busy_before": True}],
