@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +19,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from runtime import witness
 
 logger = logging.getLogger("vllm.k3_witness")
+
+ANSWER_S = 2.0
+"""How long a route waits for the workers: they answer between two steps."""
 
 _HELP = {
     "k3_steps": "Engine steps by path, content, graph mode and reason for not being specialized.",
@@ -83,15 +88,44 @@ class _Fixed:
 
 
 async def _pages(app: FastAPI) -> list[dict[str, Any]]:
-    """Ask the workers; without the worker extension, read this host's pages."""
+    """Ask the workers; when they are busy, or without the worker extension, read this host's pages."""
     client = getattr(app.state, "k3_engine_client", None)
     if client is not None:
         try:
-            return [page for page in await client.collective_rpc("k3_witness", timeout=2.0) if page]
+            return [page for page in await _ask(app.state, client) if page]
+        except TimeoutError:
+            logger.debug("k3 witness: the workers are busy; reading this host's pages")
         except Exception as error:
             logger.warning("k3 witness: no answer from the workers (%s); reading this host's pages", error)
     directory = witness.directory_from_env()
     return witness.read_pages(directory) if directory else []
+
+
+async def _ask(state: Any, client: Any) -> list[dict[str, Any] | None]:
+    """Every rank's page, asked for after this call began; TimeoutError when the workers are busy for long.
+
+    The request to vLLM has no time limit and is never cancelled: vLLM 0.33.0 leaves the late answer of one that ran
+    out in the workers' queue, where the next step takes it for its own, and the engine dies. So one may be left
+    waiting, and while it waits no other is sent.
+    """
+    deadline = time.monotonic() + ANSWER_S
+    asked: asyncio.Task[Any] | None = getattr(state, "k3_witness_asked", None)
+    if asked is not None and not asked.done():
+        await asyncio.wait({asked}, timeout=ANSWER_S)
+        if not asked.done():
+            raise TimeoutError
+    state.k3_witness_asked = asked = asyncio.ensure_future(client.collective_rpc("k3_witness"))
+    asked.add_done_callback(_seen)
+    await asyncio.wait({asked}, timeout=deadline - time.monotonic())
+    if not asked.done():
+        raise TimeoutError
+    return list(asked.result())
+
+
+def _seen(asked: asyncio.Task[Any]) -> None:
+    """An error that comes after its reader has gone is nobody's."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 def make() -> WitnessEndpoint:
