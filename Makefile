@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 SETUP := $(PYTHON) scripts/setup_env.py --venv $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 export OMP_NUM_THREADS ?= 1
 # one process a core, four at most; files stay together (conftest.py)
-SHARED := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+SHARED := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-gpu setup-kernels demo test test-slow test-gpu bench check check-kernels lint types imports unit fix clean

@@ -126,6 +126,7 @@ class Environment:
             "install",
             "--no-input",
             "--disable-pip-version-check",
+            "--no-compile",  # pip would use one core; the last step uses all
             *arguments,
         ]
         with self.log.open("ab") as log:
@@ -139,7 +140,7 @@ class Environment:
             raise SetupError(explain(f"pip failed (log: {self.log})", said))
 
     def compile(self) -> None:
-        """Bytecode for everything installed, on all cores (pip's own compilation uses one)."""
+        """Bytecode for everything installed, on all cores."""
         # a file of another Python's syntax in some package is not our failure
         subprocess.run(
             [self.python, "-m", "compileall", "-q", "-j", "0", self.packages],
