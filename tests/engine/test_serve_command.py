@@ -153,6 +153,35 @@ def test_gpus_that_another_engine_holds_are_refused_with_its_pid(visible, refuse
     assert any("pid 3117" in reason and "kill 3117" in reason for reason in reasons) == refused
 
 
+@pytest.mark.parametrize(
+    ("profile", "specialized", "refused"),
+    [("h200-rank", True, True), ("h200-rank", False, False), ("cpu-tiny", True, False)],
+    ids=["asked on Hopper", "not asked", "asked of the CPU"],
+)
+def test_the_specialized_decode_is_refused_before_the_start_on_gpus_that_vllm_has_none_for(
+    profile, specialized, refused, monkeypatch, tmp_path
+):
+    from k3ctl.commands.serve import session
+    from k3ctl.gpus import collect, load
+
+    file = tmp_path / "h200-rank.yaml"
+    file.write_text(
+        "{schema: 1, name: h200-rank, summary: one rank, status: untested, "
+        "requires: {gpu: [H200], gpus: 2}, model: {id: /models/k3}}"
+    )
+    shot = load(ROOT / "tests" / "fixtures" / "nvml-h200-x2-vm.json")
+    reading = collect.Reading(shot, collect.reading().host)
+    monkeypatch.setattr(collect, "reading", lambda: reading)
+    wanted = loader.load(str(file) if profile == "h200-rank" else profile)
+    try:
+        session.check(wanted, specialized=specialized)
+        message = ""
+    except MachineError as error:
+        message = f"{error.message} {error.reasons} {error.hint}"
+    assert ("compute capability 9.0" in message and "decode_backend=auto" in message) == refused, message
+    assert bool(message) == refused, message
+
+
 def _ignore(call, *args) -> None:
     try:
         call(*args)

@@ -23,6 +23,9 @@ Completed | 29/96 [08:22<18:25, 16.75s/it]
 (APIServer pid=1) INFO 11-29 17:28:28 [model.py:744] Resolved architecture: KimiK3MTPModel
 (Worker_TP0 pid=3) INFO 09-20 08:08:05 [autotuner.py:512] [AutoTuner]: Tuning x:  50%|#| 11/22 [06:15<07:51, 42.8s/p]
 (EngineCore pid=2) INFO 11-29 17:29:07 [kv_cache_utils.py:1147] CPU KV cache size: 124,245 tokens
+(Worker pid=3) INFO 11-29 20:54:14 [kernel_warmup.py:179] JIT kernel warmup starting.
+(Worker pid=3) INFO 11-29 20:54:24 [kernel_warmup.py:100] Warming up ll_bf16 router GEMM kernels for shapes: ().
+Compiling CuTeDSL kernels:   4%|▍         | 2/45 [00:00<00:20,  2.07it/s]
 (Worker_TP0 pid=3) Capturing CUDA graphs (decode, FULL):  40%|####      | 6/15 [00:02<00:03,  2.8it/s]
 (EngineCore pid=2) INFO 09-20 08:09:41 [core.py:402] init engine (profile, create kv cache, warmup model) took 106 s
 (APIServer pid=1) INFO 09-20 08:09:44 [entry.py:140] Starting vLLM server on http://0.0.0.0:30000
@@ -41,6 +44,8 @@ def test_every_stage_of_a_start_is_told_once_and_in_order():
         "weights loaded",
         "tuning kernels 11/22, about 8 min left",
         "making the cache",
+        "compiling kernels",
+        "compiling kernels 2/45, about 20 s left",
         "capturing CUDA graphs 6/15, about 3 s left",
         "engine ready",
         "opening the port",

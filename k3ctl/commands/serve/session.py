@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     from k3ctl.commands.serve.narrator import Narrator
     from k3ctl.engine.launch import RunningEngine
     from k3ctl.engine.rundir import Run
+    from k3ctl.gpus.types import Snapshot
     from k3ctl.profiles.resolve import ResolvedConfig
     from k3ctl.profiles.schema import Profile
 
+SPECIALIZED_FAMILY = 10
+"""Major compute capability of the GPUs that vLLM 0.33.0's specialized decode is written for."""
 
-def check(profile: Profile) -> None:
-    """Refuse what `k3ctl doctor` knows cannot work on this node."""
+
+def check(profile: Profile, specialized: bool = False) -> None:
+    """Refuse what `k3ctl doctor` knows cannot work on this node.
+
+    ``specialized``: the specialized decode is asked for; vLLM refuses it on other GPUs once it builds the model.
+    """
     from k3ctl.checks import Severity, evaluate
     from k3ctl.gpus.collect import reading
 
@@ -36,6 +43,21 @@ def check(profile: Profile) -> None:
             reasons=[f"{finding.title}: {finding.evidence}" for finding in failed],
             hint=f"`k3ctl doctor --profile {profile.name}` explains; --skip-checks starts all the same",
         )
+    if specialized and profile.requires.gpus:
+        _check_specialized(profile, read.snapshot)
+
+
+def _check_specialized(profile: Profile, snapshot: Snapshot) -> None:
+    from k3ctl.host.values import known
+
+    for gpu in snapshot.nodes[0].present:
+        capability = known(gpu.compute_capability, None)
+        if capability and capability[0] != SPECIALIZED_FAMILY:
+            raise MachineError(
+                f"`{profile.name}` asks for the specialized decode, which vLLM has for SM100 and SM103 only",
+                reasons=[f"{gpu.label} has compute capability {'.'.join(map(str, capability))}"],
+                hint="`--set additional_config.decode_backend=auto` serves with the standard path",
+            )
 
 
 def _chosen_gpus(visible: str | None) -> set[str]:
