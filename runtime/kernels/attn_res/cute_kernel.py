@@ -21,6 +21,7 @@ from cutlass import Float32, Int64, cute
 
 from runtime.kernels.common.cute_ops import (
     WARP,
+    again,
     fma,
     load_activation,
     load_shared4,
@@ -43,7 +44,8 @@ class AttnResCluster:
 
     hidden: D. num_blocks: stored blocks among the sources. write: block that stores the new prefix, or None.
     has_delta, has_norm: whether `delta` is added and `out_norm` applied. overlap: with `prefix` and `blocks` as the
-    state inputs. cluster: CTAs per token. resident: CTAs that may share a multiprocessor.
+    state inputs. cluster: CTAs per token. resident: CTAs that may share a multiprocessor; from 5 on, registers are
+    limited so that they do.
     """
 
     def __init__(self, hidden, num_blocks, write, has_delta, has_norm, overlap, cluster, resident):
@@ -52,6 +54,7 @@ class AttnResCluster:
         self.settled, self.early_trigger = overlap.settled, overlap.early_trigger
         self.cluster, self.threads = cluster, hidden // cluster // COLUMNS
         self.warps = self.threads // WARP
+        self.must_fit = resident if resident > 4 else 1  # four fit with the registers that the kernel wants
         self.warps_padded = -(-self.warps // 4) * 4
         self.padded = 1 << max(num_blocks - 1, 0).bit_length()  # blocks, rounded up to a power of two
         self.block_rows = 2 * self.padded if num_blocks else 0  # [dot of block i | square of block i]
@@ -71,6 +74,8 @@ class AttnResCluster:
             smem=self.smem_bytes,
             stream=stream,
             use_pdl=True,
+            min_blocks_per_mp=self.must_fit,
+            preferred_smem_carveout=-1,  # the driver's choice; without a value the DSL asks the driver
         )
 
     @cute.kernel
@@ -155,6 +160,8 @@ class AttnResCluster:
         for score in scores[1:]:
             top = cute.arch.fmax(top, score)
         mix, whole = [Float32(0)] * COLUMNS, Float32(0)
+        # Between the two uses the sources stay packed: half the registers.
+        values = [unpack(tuple(again(word) for word in source)) for source in sources]
         for value, score in zip(values, scores, strict=True):
             share = cute.math.exp(score - top, fastmath=True)
             whole += share

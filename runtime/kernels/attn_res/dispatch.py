@@ -9,11 +9,11 @@ from runtime.kernels.common.device import arch_of, missing_packages, supports_pd
 from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record, unmeasured
 
 # early_trigger -> (most tokens, CTAs per token, CTAs that share a multiprocessor): the fastest of the measured shapes.
-# Few tokens are latency-bound and want many CTAs. Where neighbours overlap, many tokens do too; otherwise the
-# exchanges between many CTAs cost more than they save.
+# Seven CTAs a token win everywhere. The more tokens, the more CTAs must share a multiprocessor, so that the grids
+# of overlapping calls find room; five cost registers, and pay only where four leave a grid without room.
 SHAPES = {
-    True: ((16, 7, 3), (inf, 7, 4)),
-    False: ((8, 7, 1), (16, 7, 2), (32, 4, 2), (inf, 2, 2)),
+    True: ((4, 7, 1), (16, 7, 3), (28, 7, 4), (inf, 7, 5)),
+    False: ((4, 7, 1), (inf, 7, 4)),
 }
 
 

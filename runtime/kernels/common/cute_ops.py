@@ -87,10 +87,10 @@ def _vector(count, first):
     return (f".v{count}", "{" + registers + "}") if count > 1 else ("", registers)
 
 
-def _global_load(pointer, count, kind, result):
+def _global_load(pointer, count, kind, result, cached=False):
     suffix, registers = _vector(count, 0)
     constraints = ",".join([f"={kind}"] * count + ["l", "~{memory}"])
-    code = f"ld.global.L1::no_allocate{suffix}.b32 {registers}, [${count}];"
+    code = f"ld.global{'' if cached else '.L1::no_allocate'}{suffix}.b32 {registers}, [${count}];"
     return code, constraints, (pointer,), (result,) * count, False
 
 
@@ -101,9 +101,9 @@ def load_weight(pointer, words=4):
 
 
 @_op
-def load_activation(pointer, words=4):
-    """`words` 32-bit words that an earlier kernel of the step wrote."""
-    return _global_load(pointer, words, "r", Uint32)
+def load_activation(pointer, words=4, cached=False):
+    """`words` 32-bit words that an earlier kernel of the step wrote; `cached` keeps the rest of a sector in L1."""
+    return _global_load(pointer, words, "r", Uint32, cached)
 
 
 @_op
@@ -185,6 +185,12 @@ def pack(values):
 
 
 @_op
+def again(word):
+    """The same 32-bit word, as if it were a new one: what was derived from it before is derived anew, not kept."""
+    return "mov.b32 $0, $1;", "=r,r", (word,), Uint32, False
+
+
+@_op
 def fma(a, b, c):
     """`a * b + c`, fused (the DSL leaves contraction of `a * b + c` to the compiler)."""
     return "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", (Float32(a), Float32(b), Float32(c)), Float32, True
@@ -221,6 +227,17 @@ def push(pointer, value, barrier, peer):
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], $1, [signal]; }"
     )
     return code, "r,f,r,r,~{memory}", (pointer, value, barrier, Int32(peer)), None, False
+
+
+@_op
+def push4(pointer, values, barrier, peer):
+    """Store four FP32 at `pointer`'s place in CTA `peer` of the cluster; completes 16 bytes on its `barrier`."""
+    code = (
+        "{ .reg .b32 there, signal; mapa.shared::cluster.u32 there, $0, $6; "
+        "mapa.shared::cluster.u32 signal, $5, $6; "
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {$1, $2, $3, $4}, [signal]; }"
+    )
+    return code, "r,f,f,f,f,r,r,~{memory}", (pointer, *values, barrier, Int32(peer)), None, False
 
 
 @_op

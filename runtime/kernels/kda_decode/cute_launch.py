@@ -92,9 +92,9 @@ def builds() -> list[Build]:
 _DECODE_SHAPES = [
     (False, (4, 2, False)),
     (True, (4, 2, False)),
+    (False, (2, 2, False)),
     (True, (2, 2, False)),
     (False, (1, 2, False)),
-    (True, (1, 1, False)),
 ]
 _VERIFY_SHAPES = [(12, 8, (4, 1, False)), (12, 8, (2, 2, False)), (6, 3, (4, 1, False))]
 

@@ -27,15 +27,22 @@ class Launch:
     early_trigger: bool
 
 
-# Few pairs are latency-bound and want several CTAs per head; many are a stream of states.
-DECODE = (
-    Launch(16, (4, 2, False), True, False),
-    Launch(32, (2, 2, False), True, False),
-    Launch(112, (2, 2, False), True, True),
-    Launch(224, (1, 2, False), True, True),
-    Launch(336, (2, 2, False), False, False),
-    Launch(inf, None, True, True),
-)
+# Few pairs are latency-bound and want several CTAs per head; many are a stream of states. Measured where the
+# operator stands, between the projections of a layer (`chain.py`): the fastest shape alone is up to 3 us slower there.
+DECODE = {
+    12: (  # a rank of TP8, and all with more than 8 heads
+        Launch(24, (4, 2, False), True, True),
+        Launch(48, (2, 2, False), True, True),
+        Launch(96, (2, 2, False), False, False),
+        Launch(inf, None, True, True),
+    ),
+    6: (  # a rank of TP16, and all with up to 8 heads
+        Launch(6, (2, 2, False), True, True),
+        Launch(12, (2, 2, False), False, False),
+        Launch(24, (4, 2, False), True, True),
+        Launch(inf, (2, 2, False), False, False),
+    ),
+}
 VERIFY = (Launch(32, (4, 1, False), False, False), Launch(inf, (2, 2, False), False, False))
 
 
@@ -44,7 +51,7 @@ def launch(spec: KdaDecodeSpec, requests: int, sms: int, streamable: bool = True
 
     streamable: whether the caches fit the persistent kernel (see `streamable`).
     """
-    table = VERIFY if spec.tokens > 1 else DECODE
+    table = VERIFY if spec.tokens > 1 else DECODE[12 if spec.heads > 8 else 6]
     way = next(way for way in table if requests * spec.heads <= way.pairs)
     overlap = Overlap(spec.overlap.settled and way.settled, spec.overlap.early_trigger and way.early_trigger)
     if way.shape is not None:

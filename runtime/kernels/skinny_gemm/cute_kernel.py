@@ -9,7 +9,11 @@ mma.m16n8k16 and tokens the N side, padded to 8. The rings are filled with weigh
 a chain of kernels they stream while the predecessor finishes.
 
 Partial sums are added over warps, then over the `splits` CTAs of a cluster that share a tile, always in the same
-order: a row's bits depend on (warps, splits) alone, not on the other rows.
+order: a row's bits depend on (warps, splits) alone, not on the other rows. They travel as the mma leaves them, four
+FP32 of a lane at a time.
+
+Where all blocks of a warp fit its ring, lanes load activations straight into the registers that the mma wants
+(`direct`): each is used by one warp only.
 """
 
 import cutlass
@@ -22,14 +26,17 @@ from runtime.kernels.common.cute_ops import (
     bf16_high,
     bf16_low,
     copy_activation,
+    load_activation,
+    load_shared4,
     load_shared_words,
     mma_bf16,
     pack,
-    push,
+    push4,
     shared_bytes,
     sigmoid,
     store_bf16,
     store_floats,
+    store_shared4,
     wait_pushes,
 )
 
@@ -42,12 +49,24 @@ class SkinnyGemm:
 
     k: columns of the weight. tile: weight rows of a CTA (a multiple of 8; of 16 for "situ"). tokens: M rounded up
     to 8, 16, 32 or 64. warps: per CTA. depth: slots in a warp's ring. splits: CTAs that share a tile, each with a
-    part of K. resident: CTAs that may share a multiprocessor. epilogue: "bf16", "fp32", or "situ" (first half of the
+    part of K. resident: CTAs that may share a multiprocessor. direct: whether activations go to registers, which
+    needs `depth` slots for all blocks of a warp. epilogue: "bf16", "fp32", or "situ" (first half of the
     weight's rows is gate, second half up; BF16 out).
     """
 
     def __init__(
-        self, k, tile, tokens, warps, depth, splits, resident, epilogue, situ_beta=4.0, situ_linear_beta=25.0
+        self,
+        k,
+        tile,
+        tokens,
+        warps,
+        depth,
+        splits,
+        resident,
+        epilogue,
+        direct=False,
+        situ_beta=4.0,
+        situ_linear_beta=25.0,
     ):
         self.k, self.tile, self.tokens, self.resident = k, tile, tokens, resident
         self.fragments = -(-tile // 16)  # of 16 weight rows
@@ -57,11 +76,18 @@ class SkinnyGemm:
         self.blocks = k // BLOCK // splits // warps  # of a warp
         self.halves = 2 if epilogue == "situ" else 1  # row ranges of the weight in one tile
         self.w_rows = tile // self.halves
-        self.ring_bytes = warps * depth * (tile + tokens) * ROW_BYTES
-        exchange = tile * tokens * 4 if splits > 1 else 16
+        self.x_rows = 0 if direct else tokens  # of a slot in the ring of activations
+        self.direct = direct
+        if direct and depth < self.blocks:
+            raise ValueError(f"direct needs {self.blocks} slots a warp, got {depth}")
+        self.columns = tokens // 8  # of mma tiles
+        self.warp_floats = self.fragments * self.columns * 128  # a warp's partial sums
+        # the rings later hold the warps' partial sums
+        self.ring_bytes = warps * max(depth * (tile + self.x_rows) * ROW_BYTES, 4 * self.warp_floats)
+        exchange = self.warp_floats * 4 if splits > 1 else 16
         needed = self.ring_bytes + exchange + 8 * (warps * depth + 1) + 2048
         self.smem_bytes = shared_bytes(needed, resident)
-        self.share = tokens // splits  # tokens whose sums a CTA of the cluster finishes
+        self.share = self.warp_floats // splits  # sums that a CTA of the cluster finishes
 
     @cute.jit
     def __call__(self, x, w, out, stream):
@@ -95,18 +121,19 @@ class SkinnyGemm:
         lane, warp = thread % WARP, cute.arch.make_warp_uniform(thread // WARP)
         smem = cutlass.utils.SmemAllocator()
         slots = self.warps * self.depth
-        w_ring = self._array(smem, BFloat16, slots * self.tile * BLOCK, 1024)
-        x_ring = self._array(smem, BFloat16, slots * self.tokens * BLOCK, 1024)
-        mailbox = self._array(smem, Float32, self.tile * self.tokens if self.splits > 1 else 4, 16)
+        w_ring = self._array(smem, BFloat16, self.ring_bytes // 2, 1024)
+        x_ring = w_ring + slots * self.tile * BLOCK
+        mailbox = self._array(smem, Float32, self.warp_floats if self.splits > 1 else 4, 16)
         full = self._array(smem, cutlass.Uint64, slots + 1, 8)
         mine = full + warp * self.depth
         if lane == 0:
             for slot in cutlass.range_constexpr(self.depth):
-                cute.arch.mbarrier_init(mine + slot, 1 + WARP)  # the copy engine and every lane
+                # the copy engine, and every lane that copies activations
+                cute.arch.mbarrier_init(mine + slot, 1 if self.direct else 1 + WARP)
             if cutlass.const_expr(self.splits > 1):
                 if warp == 0:
                     cute.arch.mbarrier_init(full + slots, 1)
-                    cute.arch.mbarrier_arrive_and_expect_tx(full + slots, self.tile * self.tokens * 4)
+                    cute.arch.mbarrier_arrive_and_expect_tx(full + slots, self.warp_floats * 4)
             cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(self.splits > 1):
             cute.arch.cluster_arrive_relaxed()
@@ -120,25 +147,16 @@ class SkinnyGemm:
             self._request_weights(w_copy, requests, tile, block, at, mine + slot)
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
-        for slot in cutlass.range_constexpr(ahead):
-            block, at = first + slot * self.warps, warp * self.depth + slot
-            self._request_tokens(x, block, x_ring + at * (self.tokens * BLOCK), mine + slot, lane)
-
-        sums = cute.make_rmem_tensor((self.fragments, self.tokens // 8, 4), Float32)
+        sums = cute.make_rmem_tensor((self.fragments, self.columns, 4), Float32)
         sums.fill(0)
-        slot, phase = Int32(0), Int32(0)
-        for i in cutlass.range(self.blocks, unroll=1):
-            at = warp * self.depth + slot
-            cute.arch.mbarrier_wait(mine + slot, phase)
-            self._multiply(w_ring + at * (self.tile * BLOCK), x_ring + at * (self.tokens * BLOCK), sums, lane)
-            cute.arch.sync_warp()
-            if i + self.depth < self.blocks:
-                block = first + (i + self.depth) * self.warps
-                self._request_weights(w_copy, requests, tile, block, at, mine + slot)
-                self._request_tokens(x, block, x_ring + at * (self.tokens * BLOCK), mine + slot, lane)
-            slot += 1
-            if slot == self.depth:
-                slot, phase = Int32(0), phase ^ 1
+        if cutlass.const_expr(self.direct):
+            held = [self._load_tokens(x, first + slot * self.warps, lane) for slot in range(self.blocks)]
+            for slot in cutlass.range_constexpr(self.blocks):
+                cute.arch.mbarrier_wait(mine + slot, 0)
+                at = warp * self.depth + slot
+                self._multiply(w_ring + at * (self.tile * BLOCK), held[slot], sums, lane)
+        else:
+            self._stream(w_copy, requests, x, w_ring, x_ring, mine, sums, tile, first, warp, lane)
 
         cute.arch.sync_threads()  # the rings are free: they now hold the warps' partial sums
         partial = cute.recast_ptr(w_ring, dtype=Float32)
@@ -148,11 +166,9 @@ class SkinnyGemm:
             cute.arch.cluster_wait()
             self._exchange(partial, mailbox, full + slots, part, thread)
             wait_pushes(full + slots)
-            self._finish(
-                mailbox, self.splits, self.share * self.tile, part * self.share, self.share, out, tile, thread
-            )
+            self._finish(mailbox, self.splits, part * self.share, self.share, out, tile, thread)
         else:
-            self._finish(partial, self.warps, self.tokens * self.tile, 0, self.tokens, out, tile, thread)
+            self._finish(partial, self.warps, 0, self.warp_floats, out, tile, thread)
 
     def _array(self, smem, element, count, align):
         """Pointer to `count` elements of shared memory."""
@@ -197,20 +213,69 @@ class SkinnyGemm:
             copy_activation(place, source, present)
         arrive_after_copies(barrier)
 
+    @cute.jit
+    def _load_tokens(self, x, block, lane):
+        """One block of the tokens as this lane's mma words, [half][column of tokens]; past the last row, row 0."""
+        held = []
+        for half in cutlass.range_constexpr(2):
+            words = []
+            for n in cutlass.range_constexpr(self.columns):
+                token = 8 * n + lane // 4
+                row = token if token < x.shape[0] else Int32(0)
+                chunk = x.iterator + row * x.stride[0] + block * BLOCK + (2 * (lane % 4) + half) * 8
+                words.append(load_activation(chunk, cached=True))  # the two halves share sectors
+            held.append(words)
+        return held
+
+    @cute.jit
+    def _stream(self, w_copy, requests, x, w_ring, x_ring, mine, sums, tile, first, warp, lane):
+        """Multiply block after block of this warp while its ring refills."""
+        for slot in cutlass.range_constexpr(min(self.depth, self.blocks)):
+            block, at = first + slot * self.warps, warp * self.depth + slot
+            self._request_tokens(x, block, x_ring + at * (self.tokens * BLOCK), mine + slot, lane)
+        slot, phase = Int32(0), Int32(0)
+        for i in cutlass.range(self.blocks, unroll=1):
+            at = warp * self.depth + slot
+            cute.arch.mbarrier_wait(mine + slot, phase)
+            tokens = self._read_tokens(x_ring + at * (self.tokens * BLOCK), lane)
+            self._multiply(w_ring + at * (self.tile * BLOCK), tokens, sums, lane)
+            cute.arch.sync_warp()
+            if i + self.depth < self.blocks:
+                block = first + (i + self.depth) * self.warps
+                self._request_weights(w_copy, requests, tile, block, at, mine + slot)
+                self._request_tokens(x, block, x_ring + at * (self.tokens * BLOCK), mine + slot, lane)
+            slot += 1
+            if slot == self.depth:
+                slot, phase = Int32(0), phase ^ 1
+
+    @cute.jit
+    def _read_tokens(self, x_slot, lane):
+        """What `_load_tokens` returns, from the ring."""
+        held = []
+        for half in cutlass.range_constexpr(2):
+            chunk = ((2 * (lane % 4) + half) ^ (lane // 4)) * 8 + lane // 4 * BLOCK
+            held.append([load_shared_words(x_slot + chunk + 8 * n * BLOCK) for n in range(self.columns)])
+        return held
+
     # ---- arithmetic --------------------------------------------------------------------------------------
 
     @cute.jit
-    def _multiply(self, w_slot, x_slot, sums, lane):
-        """Add one 64-column block: lane (g, t) holds the 16-byte chunks 2 t and 2 t + 1 of rows g mod 8."""
+    def _multiply(self, w_slot, held, sums, lane):
+        """Add one 64-column block: lane (g, t) holds the 16-byte chunks 2 t and 2 t + 1 of rows g mod 8.
+
+        A fragment is 16 rows of the tile; for "situ" eight of gate and the eight of up that belong to them.
+        """
         g, t = lane // 4, lane % 4
+        step_rows: cutlass.Constexpr = 16 // self.halves
+        apart: cutlass.Constexpr = self.w_rows if self.halves == 2 else 8
         for half in cutlass.range_constexpr(2):
             chunk = ((2 * t + half) ^ g) * 8 + g * BLOCK  # elements; the swizzle is the exclusive or
-            tokens = [load_shared_words(x_slot + chunk + 8 * n * BLOCK) for n in range(self.tokens // 8)]
+            tokens = held[half]
             for m in cutlass.range_constexpr(self.fragments):
-                low = load_shared_words(w_slot + chunk + 16 * m * BLOCK)
+                low = load_shared_words(w_slot + chunk + step_rows * m * BLOCK)
                 high = (Uint32(0),) * 4
                 if cutlass.const_expr(16 * m + 8 < self.tile):
-                    high = load_shared_words(w_slot + chunk + (16 * m + 8) * BLOCK)
+                    high = load_shared_words(w_slot + chunk + (step_rows * m + apart) * BLOCK)
                 for n in cutlass.range_constexpr(self.tokens // 8):
                     total = tuple(sums[m, n, j] for j in range(4))
                     for step in cutlass.range_constexpr(2):
@@ -223,67 +288,72 @@ class SkinnyGemm:
 
     @cute.jit
     def _spill(self, sums, partial, warp, lane):
-        """Write this warp's sums as [warp][token][row]."""
-        base = partial + warp * (self.tokens * self.tile)
+        """Write this warp's sums as [fragment][column][lane] words of four."""
+        base = partial + warp * self.warp_floats + 4 * lane
         for m in cutlass.range_constexpr(self.fragments):
-            for n in cutlass.range_constexpr(self.tokens // 8):
-                for j in cutlass.range_constexpr(4):
-                    token, row = 8 * n + 2 * (lane % 4) + j % 2, 16 * m + 8 * (j // 2) + lane // 4
-                    if cutlass.const_expr(16 * m + 8 * (j // 2) < self.tile):
-                        self._element(base, token, row)[0] = sums[m, n, j]
-
-    @cute.jit
-    def _element(self, base, token, row):
-        return cute.make_tensor(base + token * self.tile + row, cute.make_layout(1))
+            for n in cutlass.range_constexpr(self.columns):
+                place = base + (m * self.columns + n) * 128
+                store_shared4(place, tuple(sums[m, n, j] for j in range(4)))
 
     @cute.jit
     def _add(self, base, count: cutlass.Constexpr, stride: cutlass.Constexpr):
-        """Sum of `count` FP32 values `stride` apart, in order."""
-        total = Float32(0)
+        """Sums of `count` words of four FP32 `stride` apart, in order."""
+        total = (Float32(0),) * 4
         for i in cutlass.range_constexpr(count):
-            total += cute.make_tensor(base + i * stride, cute.make_layout(1))[0]
+            total = tuple(a + b for a, b in zip(total, load_shared4(base + i * stride), strict=True))
         return total
 
     @cute.jit
     def _exchange(self, partial, mailbox, barrier, part, thread):
-        """Send each token's sums to the CTA of the cluster that finishes the token: [sender][token][row]."""
-        size: cutlass.Constexpr = self.tokens * self.tile
-        for step in cutlass.range_constexpr(cute.ceil_div(size, self.threads)):
-            element = step * self.threads + thread
-            if element < size:
-                owner = element // (self.share * self.tile)
-                value = self._add(partial + element, self.warps, size)
-                place = part * (self.share * self.tile) + element - owner * (self.share * self.tile)
-                push(mailbox + place, value, barrier, owner)
+        """Send each word's sums to the CTA of the cluster that finishes it: [sender][word]."""
+        for step in cutlass.range_constexpr(cute.ceil_div(self.warp_floats, 4 * self.threads)):
+            at = 4 * (step * self.threads + thread)
+            if at < self.warp_floats:
+                owner = at // self.share
+                value = self._add(partial + at, self.warps, self.warp_floats)
+                push4(mailbox + part * self.share + at - owner * self.share, value, barrier, owner)
 
     @cute.jit
     def _finish(
         self,
         base,
         count: cutlass.Constexpr,
-        stride: cutlass.Constexpr,
-        first_token,
-        tokens: cutlass.Constexpr,
+        first,
+        floats: cutlass.Constexpr,
         out,
         tile,
         thread,
     ):
-        """Add the last partial sums, apply the epilogue and store; rows are contiguous across threads."""
-        width: cutlass.Constexpr = self.tile // self.halves
-        for step in cutlass.range_constexpr(cute.ceil_div(tokens * width, self.threads)):
-            element = step * self.threads + thread
-            token, row = element // width, element % width
-            column = tile * width + row
-            if (element < tokens * width) & (first_token + token < out.shape[0]) & (column < out.shape[1]):
-                value = self._add(base + token * self.tile + row, count, stride)
-                place = out.iterator + (first_token + token) * out.stride[0] + column
-                if cutlass.const_expr(self.epilogue == "fp32"):
-                    store_floats(place, (value,))
-                elif cutlass.const_expr(self.epilogue == "situ"):
-                    up = self._add(base + token * self.tile + width + row, count, stride)
-                    store_bf16(place, self._situ(value, up))
-                else:
-                    store_bf16(place, value)
+        """Add the last partial sums of `floats` sums from `first` on, apply the epilogue and store."""
+        for step in cutlass.range_constexpr(cute.ceil_div(floats, 4 * self.threads)):
+            at = 4 * (step * self.threads + thread)
+            if at < floats:
+                value = self._add(base + at, count, floats)
+                word = (first + at) // 4
+                fragment, column, lane = (
+                    word // (WARP * self.columns),
+                    word // WARP % self.columns,
+                    word % WARP,
+                )
+                token = 8 * column + 2 * (lane % 4)
+                for j in cutlass.range_constexpr(2):
+                    if cutlass.const_expr(self.epilogue == "situ"):
+                        activated = self._situ(value[j], value[j + 2])
+                        self._store(out, tile, token + j, 8 * fragment + lane // 4, activated)
+                    else:
+                        self._store(out, tile, token + j, 16 * fragment + lane // 4, value[j])
+                        self._store(out, tile, token + j, 16 * fragment + lane // 4 + 8, value[j + 2])
+
+    @cute.jit
+    def _store(self, out, tile, token, row, value):
+        """One element of the output; `row` of the tile."""
+        column = tile * self.w_rows + row
+        if (row < self.w_rows) & (token < out.shape[0]) & (column < out.shape[1]):
+            place = out.iterator + token * out.stride[0] + column
+            if cutlass.const_expr(self.epilogue == "fp32"):
+                store_floats(place, (value,))
+            else:
+                store_bf16(place, value)
 
     @cute.jit
     def _situ(self, gate, up):

@@ -22,15 +22,15 @@ def operands(k: int, epilogue: str):
 
 
 @cache
-def compiled(k, warps, splits, rows, tile, depth, resident, epilogue, arch):
+def compiled(k, warps, splits, rows, tile, depth, resident, direct, epilogue, arch):
     """The compiled kernel of one K, launch shape and epilogue; any N and any M up to `rows`."""
-    kernel = SkinnyGemm(k, tile, rows, warps, depth, splits, resident, epilogue)
+    kernel = SkinnyGemm(k, tile, rows, warps, depth, splits, resident, epilogue, direct)
     return compile_kernel(kernel, *operands(k, epilogue), arch=arch)
 
 
 def run(x, w, out, *, plan: Plan, bucket: Bucket, epilogue: str) -> None:
     """Launch on PyTorch's current stream."""
-    shape = (plan.warps, plan.splits, bucket.rows, bucket.tile, bucket.depth, bucket.resident)
+    shape = (plan.warps, plan.splits, bucket.rows, bucket.tile, bucket.depth, bucket.resident, bucket.direct)
     compiled(x.shape[1], *shape, epilogue, arch_of(x.device))(x, w, out)
 
 
@@ -41,7 +41,7 @@ def builds() -> list[Build]:
     """What CI compiles and audits: for Hopper the smallest and largest batch of every weight, else a selection."""
     found = []
     for (n, k, epilogue), plan in PLANS.items():
-        for bucket in {plan.buckets[0], plan.buckets[-1]}:
+        for bucket in (plan.buckets[0], plan.buckets[-1]):
             everywhere = (n, k) in ((6288, 7168), (896, 7168), (7168, 1536)) or epilogue == "situ"
             found.append(_build(n, k, epilogue, plan, bucket, TARGETS if everywhere else TARGETS[:1]))
     return found
@@ -49,7 +49,15 @@ def builds() -> list[Build]:
 
 def _build(n, k, epilogue, plan, bucket, targets) -> Build:
     kernel = SkinnyGemm(
-        k, bucket.tile, bucket.rows, plan.warps, bucket.depth, plan.splits, bucket.resident, epilogue
+        k,
+        bucket.tile,
+        bucket.rows,
+        plan.warps,
+        bucket.depth,
+        plan.splits,
+        bucket.resident,
+        epilogue,
+        bucket.direct,
     )
     return Build(
         f"skinny_gemm {n}x{k} {epilogue} rows={bucket.rows}",
@@ -58,5 +66,7 @@ def _build(n, k, epilogue, plan, bucket, targets) -> Build:
         ROLES,
         targets=targets,
         dynamic_shared_bytes=kernel.smem_bytes,
-        limits=Limits(stack_bytes=8, must_contain=("UTMALDG", "LDGSTS", "HMMA")),
+        limits=Limits(
+            stack_bytes=8, must_contain=("UTMALDG", "HMMA", "LDG.E.128" if bucket.direct else "LDGSTS")
+        ),
     )

@@ -17,6 +17,7 @@ ROW_BUCKETS = (8, 16, 32, 64)
 class Bucket:
     """Launch shape for up to `rows` rows; `us` measured with `rows` rows (M = 8 for the first bucket).
 
+    direct: whether activations go straight to registers (see `cute_kernel`).
     us, cublas_us: of this kernel and of cuBLAS in the same run, one H200; None if not measured.
     """
 
@@ -26,6 +27,7 @@ class Bucket:
     resident: int
     us: float | None = None
     cublas_us: float | None = None
+    direct: bool = False
 
 
 @dataclass(frozen=True)

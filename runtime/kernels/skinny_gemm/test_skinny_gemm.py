@@ -38,10 +38,13 @@ def test_a_measured_plan_can_be_launched(key):
     plan = PLANS[key]
     assert [b.rows for b in plan.buckets] == sorted(b.rows for b in plan.buckets)
     for bucket in plan.buckets:
-        ring = plan.warps * bucket.depth * (bucket.tile + bucket.rows) * 128
-        exchange = bucket.tile * bucket.rows * 4 if plan.splits > 1 else 0
+        slot = 128 * (bucket.tile + (0 if bucket.direct else bucket.rows))
+        partial_sums = 4 * -(-bucket.tile // 16) * 16 * bucket.rows
+        exchange = partial_sums if plan.splits > 1 else 0
+        ring = plan.warps * max(bucket.depth * slot, partial_sums)
         assert (ring + exchange) * bucket.resident <= SHARED_BYTES
-        assert bucket.depth * 128 >= bucket.rows * 4, "the warps' partial sums must fit the ring"
+        if bucket.direct:
+            assert bucket.depth * plan.warps * plan.splits * 64 >= k, "direct has no refill"
         assert k // 64 % plan.splits == 0 and k // 64 // plan.splits % plan.warps == 0
         assert bucket.tile % (16 if epilogue == "situ" else 8) == 0 and bucket.rows >= plan.splits
         if epilogue == "situ":

@@ -52,7 +52,11 @@ def test_odd_batches_and_unmeasured_shapes_equal_the_reference(epilogue, rows):
     )
 
 
-@pytest.mark.parametrize("key", [(6288, 7168, "bf16"), (896, 7168, "fp32"), (7168, 1536, "bf16")], ids=str)
+@pytest.mark.parametrize(
+    "key",
+    [(6288, 7168, "bf16"), (896, 7168, "fp32"), (7168, 1536, "bf16"), (7168, 768, "bf16")],
+    ids=str,
+)
 def test_a_row_has_the_same_bits_whatever_the_other_rows_are(key):
     op, row = operator(*key), torch.randn(1, key[1], device="cuda").bfloat16()
     alone = torch.empty(1, op.spec.columns, dtype=op.spec.out_dtype, device="cuda")
