@@ -55,3 +55,21 @@ def test_no_canary_request_falls_into_a_profiler_window(
     monkeypatch.setattr(profiler, "take", take)
     check.profile(RUN)
     assert seen == [False]
+
+
+@pytest.mark.parametrize("trace", [False, True], ids=["counters", "trace"])
+def test_the_servers_key_is_taken_from_the_environment(trace: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from k3ctl.commands import verify
+
+    class Stopped(Exception):
+        pass
+
+    def stop(*_: Any, api_key: str | None, **__: Any) -> None:
+        assert api_key == "a-key"
+        raise Stopped
+
+    monkeypatch.setenv("VLLM_API_KEY", "a-key")
+    monkeypatch.setattr(check, "check", stop)
+    monkeypatch.setattr(check, "profile", stop)
+    with pytest.raises(Stopped):
+        verify.verify(url="http://127.0.0.1:1", trace=trace)
