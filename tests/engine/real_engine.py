@@ -50,6 +50,9 @@ def load(url: str, requests: int = 8, tokens: int = 900) -> list[threading.Threa
     return threads
 
 
+SHM = Path("/dev/shm")
+
+
 class Census:
     """Processes and shared memory that exist because of a test, wherever they have got to.
 
@@ -67,16 +70,22 @@ class Census:
         return [p.pid for p in living if p.session in sessions or self._marked(p.pid)]
 
     def segments(self) -> set[str]:
-        new = shared_memory() - self._before
+        new = {name: inode for name, inode in inodes().items() if name not in self._before}
         if new:
             ours = set(self.processes())
-            for process in procs.everyone():
-                if process.pid not in ours:
-                    new -= set(held_segments(process.pid))
-        return new
+            others = {inode for p in procs.everyone() if p.pid not in ours for inode in held_inodes(p.pid)}
+            new = {name: inode for name, inode in new.items() if inode not in others}
+        return set(new)
 
     def counts(self) -> dict[str, int]:
         return {"processes": len(self.processes()), "segments": len(self.segments())}
+
+    def empty(self, within_s: float) -> None:
+        """Wait until nothing is left; fails with what is."""
+        with contextlib.suppress(AssertionError):
+            until(lambda: self.counts() == NONE, within_s)
+        processes = [f"{pid} {procs.command_line(pid)}" for pid in self.processes()]
+        assert (processes, self.segments()) == ([], set())
 
     def _marked(self, pid: int) -> bool:
         try:
@@ -88,12 +97,25 @@ class Census:
 NONE = {"processes": 0, "segments": 0}
 
 
-def held_segments(pid: int) -> Iterator[str]:
+def inodes() -> dict[str, int]:
+    """Shared-memory files by name."""
+    found = {}
+    for name in shared_memory():
+        with contextlib.suppress(OSError):
+            found[name] = (SHM / name).stat().st_ino
+    return found
+
+
+def held_inodes(pid: int) -> Iterator[int]:
+    """Shared-memory files that a process has mapped or open. By inode: a semaphore is mapped under an earlier name."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
             if "/dev/shm/" in line:
-                yield line.rpartition("/dev/shm/")[2].removesuffix(" (deleted)")
-    yield from (Path(target).name for target in procs.open_files(pid) if target.startswith("/dev/shm/"))
+                yield int(line.split()[4])
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if str(link.readlink()).startswith("/dev/shm/"):
+                    yield link.stat().st_ino
 
 
 def pss_kib(pid: int) -> int:

@@ -34,7 +34,7 @@ def census(state_dir: Path) -> Iterator[Census]:
     yield machine
     left = machine.processes()
     try:
-        until(lambda: machine.counts() == NONE, AT_ONCE_S)
+        machine.empty(AT_ONCE_S)
     finally:
         for pid in left:
             procs.send(pid, signal.SIGKILL)
@@ -62,7 +62,7 @@ def test_kill_9_under_load_leaves_no_process_no_port_and_no_segment(victim, engi
     )
     load(engine.url)
     os.kill(roles(run)[victim], signal.SIGKILL)
-    until(lambda: census.counts() == NONE, 30)
+    census.empty(30)
     engine.wait()
     after = engine.run
     assert after.state in ("failed", "stopped") and after.reason
@@ -77,7 +77,7 @@ def test_kill_9_of_k3ctl_under_load_takes_the_engine_with_it(census):
     load(run.url)
     child.process.kill()
     child.process.wait()
-    until(lambda: census.counts() == NONE, 30)
+    census.empty(30)
     after = rundir.read(run.dir)
     assert (after.state, after.reason) == ("stopped", "k3ctl ended")
     assert procs.port_is_free("127.0.0.1", run.port)
