@@ -82,11 +82,19 @@ def monitor(
                 "--replay shows a recording: it cannot be combined with --url, --run, --record, --bench"
             )
         return _replay(replay, speed, profile, interval, once or as_json)
+    from k3ctl.telemetry.scrape import DEADLINE_S, PATIENT_S
     from k3ctl.tui import watch
 
     watched = watch.runs(url or [], run)
     deployment = watch.deployment(profile, watched)
-    feeds = watch.feeds(url or [], watched, interval_s=interval, bench=bench, gpus=gpus)
+    feeds = watch.feeds(
+        url or [],
+        watched,
+        interval_s=interval,
+        bench=bench,
+        gpus=gpus,
+        deadline_s=PATIENT_S if once or as_json else DEADLINE_S,
+    )
     if record is not None:
         return _recorded(record, feeds, interval, deployment, once or as_json)
     return _live(feeds, interval, deployment, once or as_json)

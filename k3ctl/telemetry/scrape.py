@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import httpx
 
 DEADLINE_S = 2.0
+"""For a screen, which is read again at once."""
+PATIENT_S = 10.0
+"""For a single look: a busy server is slow, not gone."""
 MAX_BYTES = 8 << 20
 
 

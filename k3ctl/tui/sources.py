@@ -14,7 +14,7 @@ from typing import Protocol
 from k3ctl.telemetry.events import BenchReported, Event, FeedFailed, MetricsRead, WitnessRead
 from k3ctl.telemetry.prometheus import PageError
 from k3ctl.telemetry.recording import Recorder
-from k3ctl.telemetry.scrape import Fetcher, FetchError
+from k3ctl.telemetry.scrape import DEADLINE_S, Fetcher, FetchError
 from k3ctl.telemetry.witness import workers_of_table
 
 
@@ -134,6 +134,6 @@ class Recorded:
         self._feed.close()
 
 
-def server_feeds(url: str, interval_s: float = 1.0) -> list[Feed]:
-    """The feeds of one server."""
-    return [MetricsFeed(url, interval_s), WitnessFeed(url)]
+def server_feeds(url: str, interval_s: float = 1.0, deadline_s: float = DEADLINE_S) -> list[Feed]:
+    """The feeds of one server; each read gives up after ``deadline_s``."""
+    return [MetricsFeed(url, interval_s, Fetcher(deadline_s)), WitnessFeed(url, Fetcher(deadline_s))]

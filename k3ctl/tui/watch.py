@@ -13,7 +13,7 @@ from k3ctl.errors import K3Error
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve
 from k3ctl.telemetry.reference import Deployment
-from k3ctl.telemetry.scrape import base_url
+from k3ctl.telemetry.scrape import DEADLINE_S, base_url
 from k3ctl.tui.gpu_source import GpuFeed
 from k3ctl.tui.run_source import RunFeed
 from k3ctl.tui.sources import BenchFeed, Feed, server_feeds
@@ -39,12 +39,18 @@ def runs(urls: Sequence[str], run: str | None) -> list[Run]:
 
 
 def feeds(
-    urls: Sequence[str], watched: Sequence[Run], *, interval_s: float, bench: Path | None, gpus: bool
+    urls: Sequence[str],
+    watched: Sequence[Run],
+    *,
+    interval_s: float,
+    bench: Path | None,
+    gpus: bool,
+    deadline_s: float = DEADLINE_S,
 ) -> list[Feed]:
     """The feeds of these servers and runs; without either, of a server at DEFAULT_URL."""
     servers = [base_url(url) for url in urls or [run.url for run in watched] or [DEFAULT_URL]]
     chosen: list[Feed] = [
-        feed for server in dict.fromkeys(servers) for feed in server_feeds(server, interval_s)
+        feed for server in dict.fromkeys(servers) for feed in server_feeds(server, interval_s, deadline_s)
     ]
     chosen += [RunFeed(run.dir) for run in watched]
     if bench is not None:

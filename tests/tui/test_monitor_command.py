@@ -18,6 +18,7 @@ import pytest
 
 from k3ctl.telemetry import recording
 from k3ctl.telemetry.events import MetricsRead
+from k3ctl.telemetry.scrape import DEADLINE_S
 from tests.telemetry.feeding import FIXTURES
 from tests.telemetry.test_scrape import send, serving
 from tests.tui.scenarios import healthy, stalled
@@ -93,6 +94,18 @@ def test_a_server_that_gives_no_metrics_is_named_and_exits_4(
     assert done.returncode == 4
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_one_look_waits_for_a_server_that_is_slower_than_the_screen_allows(tmp_path: Path) -> None:
+    quick = page_server("metrics-nospec-c64.prom")
+
+    def slow(handler: Any) -> None:
+        time.sleep(DEADLINE_S + 0.5)
+        quick(handler)
+
+    with serving(slow) as url:
+        done = k3ctl(tmp_path, "--once", "--no-gpus", "--interval", "0.2", "--url", url)
+    assert done.returncode == 0, done.stderr
 
 
 def test_one_good_server_of_two_is_enough(tmp_path: Path) -> None:
