@@ -43,6 +43,11 @@ def test_a_projection_of_k3_equals_the_reference(key, rows):
     run_and_check(operator(*key), rows)
 
 
+@pytest.mark.parametrize("key", PLANS, ids=str)
+def test_the_largest_batch_of_a_plan_equals_the_reference(key):
+    run_and_check(operator(*key), PLANS[key].buckets[-1].rows)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 15, 16, 17, 32])
 @pytest.mark.parametrize("epilogue", ["bf16", "fp32", "situ"])
 def test_odd_batches_and_unmeasured_shapes_equal_the_reference(epilogue, rows):
