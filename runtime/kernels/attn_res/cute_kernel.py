@@ -45,7 +45,7 @@ class AttnResCluster:
     hidden: D. num_blocks: stored blocks among the sources. write: block that stores the new prefix, or None.
     has_delta, has_norm: whether `delta` is added and `out_norm` applied. overlap: with `prefix` and `blocks` as the
     state inputs. cluster: CTAs per token. resident: CTAs that may share a multiprocessor; from 5 on, registers are
-    limited so that they do.
+    limited so that five do.
     """
 
     def __init__(self, hidden, num_blocks, write, has_delta, has_norm, overlap, cluster, resident):
@@ -54,7 +54,7 @@ class AttnResCluster:
         self.settled, self.early_trigger = overlap.settled, overlap.early_trigger
         self.cluster, self.threads = cluster, hidden // cluster // COLUMNS
         self.warps = self.threads // WARP
-        self.must_fit = resident if resident > 4 else 1  # four fit with the registers that the kernel wants
+        self.must_fit = 5 if resident > 4 else 1  # four fit with the registers that the kernel wants
         self.warps_padded = -(-self.warps // 4) * 4
         self.padded = 1 << max(num_blocks - 1, 0).bit_length()  # blocks, rounded up to a power of two
         self.block_rows = 2 * self.padded if num_blocks else 0  # [dot of block i | square of block i]

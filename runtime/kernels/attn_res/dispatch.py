@@ -12,7 +12,7 @@ from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, recor
 # Seven CTAs a token win everywhere. The more tokens, the more CTAs must share a multiprocessor, so that the grids
 # of overlapping calls find room; five cost registers, and pay only where four leave a grid without room.
 SHAPES = {
-    True: ((4, 7, 1), (16, 7, 3), (28, 7, 4), (inf, 7, 5)),
+    True: ((4, 7, 1), (16, 7, 3), (28, 7, 4), (inf, 7, 8)),
     False: ((4, 7, 1), (inf, 7, 4)),
 }
 

@@ -204,7 +204,7 @@ PLANS: dict[tuple[int, int, str], Plan] = {
             Bucket(8, 8, 2, 1, 1.94, 6.85, True),
             Bucket(16, 8, 2, 1, 2.12, 6.97, True),
             Bucket(32, 8, 2, 1, 2.58, 7.07, True),
-            Bucket(64, 8, 2, 1, 3.18, 7.16),
+            Bucket(64, 8, 2, 1, 3.57, 7.08),
         ),
     ),
     (448, 7168, "bf16"): Plan(  # latent down, an eighth
