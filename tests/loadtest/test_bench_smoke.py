@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -223,9 +224,18 @@ def test_the_load_ends_with_k3ctl_even_when_k3ctl_is_killed(tokenizer: Path, tmp
             stderr=subprocess.DEVNULL,
         )
         wait_for(lambda: server.state.generation_tokens > 100, 120)
+        held = semaphores(group_of_bridge(state))
+        assert held
         process.kill()
         process.wait()
         wait_for(lambda: not group_of_bridge(state), 15)
+        wait_for(lambda: not [path for path in held if path.exists()], 15)
+
+
+def semaphores(pids: Iterable[int]) -> set[Path]:
+    """Named semaphores that these processes have mapped."""
+    rows = [row for pid in pids for row in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {Path(row.split()[-1]) for row in rows if "/dev/shm/sem." in row}
 
 
 def wait_for(condition: Any, seconds: float) -> None:

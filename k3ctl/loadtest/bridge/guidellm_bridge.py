@@ -12,6 +12,7 @@ worker processes import it again as ``__mp_main__``, so nothing heavy may stand 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import multiprocessing
@@ -236,10 +237,30 @@ def leave(status: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Stop the whole process group when k3ctl (``parent``) is gone: no load without a watcher."""
+    """Stop the whole process group when k3ctl (``parent``) is gone: no load without a watcher.
+
+    Python's resource trackers are spared: they unlink the group's semaphores when they are alone, and end.
+    """
     while os.getppid() == parent:
         time.sleep(1.0)
-    os.killpg(0, signal.SIGKILL)
+    while rest := group_members() - {os.getpid()}:
+        for pid in rest:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    os._exit(1)
+
+
+def group_members() -> set[int]:
+    """Living processes of this process group, less resource trackers and those that wait for their parent."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group = entry.read_text().rpartition(")")[2].split()[:3]
+            tracker = b"multiprocessing.resource_tracker" in entry.with_name("cmdline").read_bytes()
+            if int(group) == os.getpgrp() and state not in "ZX" and not tracker:
+                found.add(int(entry.parent.name))
+    return found
 
 
 if __name__ == "__main__":
