@@ -69,7 +69,7 @@ def test_every_reason_against_a_kernel_is_given_at_once():
 
 @pytest.fixture
 def everything_installed(monkeypatch):
-    for module in ("attn_res", "kda_decode", "skinny_gemm"):
+    for module in ("common", "skinny_gemm"):
         monkeypatch.setattr(f"runtime.kernels.{module}.dispatch.missing_packages", lambda *modules: ())
 
 

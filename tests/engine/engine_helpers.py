@@ -27,6 +27,26 @@ def until(true: Callable[[], object], within_s: float = 20.0) -> None:
         time.sleep(0.05)
 
 
+def recorded(**changes: object) -> Run:
+    """A run in the state directory that no process stands behind."""
+    started_at = float(changes.pop("started_at", time.time()))  # type: ignore[arg-type]
+    return rundir.create(
+        Run(
+            id=rundir.new_id("cpu-tiny", started_at),
+            profile="cpu-tiny",
+            host="127.0.0.1",
+            port=1,
+            url="http://127.0.0.1:1",
+            served_model_name="k3-tiny",
+            tokenizer="",
+            argv=(),
+            env={},
+            started_at=started_at,
+            **changes,  # type: ignore[arg-type]
+        )
+    )
+
+
 def tiny(**overrides: str) -> ResolvedConfig:
     return resolve(loader.load("cpu-tiny"), overrides)
 

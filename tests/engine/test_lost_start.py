@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
-from k3ctl.engine import launch, rundir
-from k3ctl.engine.rundir import Run
+from engine_helpers import recorded
+
+from k3ctl.engine import launch
 
 
 def test_scratch_directories_of_a_start_that_never_happened_are_removed(
@@ -14,21 +14,7 @@ def test_scratch_directories_of_a_start_that_never_happened_are_removed(
 ) -> None:
     scratch = tmp_path / "scratch"
     (scratch / "deep").mkdir(parents=True)
-    run = rundir.create(
-        Run(
-            id=rundir.new_id("cpu-tiny"),
-            profile="cpu-tiny",
-            host="127.0.0.1",
-            port=1,
-            url="http://127.0.0.1:1",
-            served_model_name="k3-tiny",
-            tokenizer="",
-            argv=(),
-            env={},
-            started_at=time.time(),
-            scratch=(str(scratch),),
-        )
-    )
+    run = recorded(scratch=(str(scratch),))
     ended = launch.stop(run)
     assert not scratch.exists()
     assert ended.state == "failed"

@@ -8,31 +8,16 @@ import time
 from pathlib import Path
 
 import pytest
-from engine_helpers import NOTHING, tiny
+from engine_helpers import NOTHING, recorded, tiny
 
 from k3ctl import cli
-from k3ctl.engine import launch, procs, prune, rundir
+from k3ctl.engine import launch, procs, prune
 from k3ctl.engine.rundir import Run
 
 
 def ended(days_ago: float, state: str = "stopped", **changes: object) -> Run:
     at = time.time() - days_ago * 86400
-    run = Run(
-        id=rundir.new_id("tiny", at),
-        profile="tiny",
-        host="127.0.0.1",
-        port=1,
-        url="http://127.0.0.1:1",
-        served_model_name="k3-tiny",
-        tokenizer="",
-        argv=(),
-        env={},
-        started_at=at,
-        ended_at=at,
-        state=state,
-        **changes,
-    )
-    run = rundir.create(run)
+    run = recorded(started_at=at, ended_at=at, state=state, **changes)
     (run.dir / "engine.log").write_text("x" * 1000)
     return run
 

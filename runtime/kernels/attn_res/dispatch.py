@@ -5,8 +5,8 @@ from math import inf
 from torch import Tensor
 
 from runtime.kernels.attn_res.spec import AttnResSpec, check, check_weights, unsupported
-from runtime.kernels.common.device import arch_of, missing_packages, supports_pdl
-from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record, unmeasured
+from runtime.kernels.common.device import arch_of, supports_pdl
+from runtime.kernels.common.dispatch import AUTO, Choice, cute_or_triton, record
 
 # early_trigger -> (most tokens, CTAs per token, CTAs that share a multiprocessor): the fastest of the measured shapes.
 # Seven CTAs a token win everywhere. The more tokens, the more CTAs must share a multiprocessor, so that the grids
@@ -27,15 +27,7 @@ def launch_shape(spec: AttnResSpec, tokens: int) -> tuple[int, int]:
 
 def choose_attn_res(spec: AttnResSpec, arch: str, requested: str = AUTO) -> Choice:
     """Choose among "cute" (the cluster kernel) and "triton" (the fallback)."""
-    variants = (
-        Variant(
-            "cute",
-            (*unsupported(spec, arch), *missing_packages("cutlass"), *unmeasured(arch, requested)),
-            "measured faster than triton at every batch",
-        ),
-        Variant("triton", missing_packages("triton"), fallback=True),
-    )
-    return choose("attn_res", variants, requested)
+    return cute_or_triton("attn_res", unsupported(spec, arch), arch, requested)
 
 
 class AttnRes:

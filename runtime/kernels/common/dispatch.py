@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from runtime.kernels.common.device import missing_packages
+
 _logger = logging.getLogger(__name__)
 AUTO = "auto"
 MEASURED_ON = ("sm_90a",)  # where our kernels have run and were faster than their fallbacks
@@ -54,6 +56,19 @@ def unmeasured(arch: str, requested: str) -> tuple[str, ...]:
     if requested != AUTO or arch in MEASURED_ON:
         return ()
     return (f"never run on {arch}",)
+
+
+def cute_or_triton(op: str, refusals: Sequence[str], arch: str, requested: str = AUTO) -> Choice:
+    """Choose among "cute", unless it has `refusals` on `arch` or packages are missing, and "triton" (the fallback).
+
+    For operators whose kernel is faster than Triton at every batch where it was measured. Raises as `choose`.
+    """
+    reasons = (*refusals, *missing_packages("cutlass"), *unmeasured(arch, requested))
+    variants = (
+        Variant("cute", reasons, "measured faster than triton at every batch"),
+        Variant("triton", missing_packages("triton"), fallback=True),
+    )
+    return choose(op, variants, requested)
 
 
 def choose(op: str, variants: Sequence[Variant], requested: str = AUTO) -> Choice:

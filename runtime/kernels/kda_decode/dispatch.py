@@ -5,8 +5,8 @@ from math import inf
 
 from torch import Tensor
 
-from runtime.kernels.common.device import arch_of, missing_packages, multiprocessors, supports_pdl
-from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record, unmeasured
+from runtime.kernels.common.device import arch_of, multiprocessors, supports_pdl
+from runtime.kernels.common.dispatch import AUTO, Choice, cute_or_triton, record
 from runtime.kernels.common.overlap import Overlap
 from runtime.kernels.kda_decode.spec import KdaDecodeSpec, check, check_weights, unsupported
 
@@ -70,15 +70,7 @@ def streamable(conv_state: Tensor) -> bool:
 
 def choose_kda_decode(spec: KdaDecodeSpec, arch: str, requested: str = AUTO) -> Choice:
     """Choose among "cute" (the fused kernel) and "triton" (the fallback)."""
-    variants = (
-        Variant(
-            "cute",
-            (*unsupported(spec, arch), *missing_packages("cutlass"), *unmeasured(arch, requested)),
-            "measured faster than triton at every batch",
-        ),
-        Variant("triton", missing_packages("triton"), fallback=True),
-    )
-    return choose("kda_decode", variants, requested)
+    return cute_or_triton("kda_decode", unsupported(spec, arch), arch, requested)
 
 
 class KdaDecode:
