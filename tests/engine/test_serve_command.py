@@ -15,6 +15,7 @@ from k3ctl.engine import rundir
 from k3ctl.engine.client import Client
 from k3ctl.errors import MachineError
 from k3ctl.profiles import loader
+from k3ctl.profiles.resolve import resolve
 
 
 def serving(*words: str) -> tuple[Child, rundir.Run]:
@@ -144,7 +145,7 @@ def test_gpus_that_another_engine_holds_are_refused_with_its_pid(visible, refuse
     reading = collect.Reading(replace(shot, nodes=(node,)), collect.reading().host)
     monkeypatch.setattr(collect, "reading", lambda: reading)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
-    profile = loader.load("gb300-tp16")
+    profile = resolve(loader.load("gb300-tp16"))
     try:
         session.check(profile)
         reasons = ()
@@ -172,9 +173,13 @@ def test_the_specialized_decode_is_refused_before_the_start_on_gpus_that_vllm_ha
     shot = load(ROOT / "tests" / "fixtures" / "nvml-h200-x2-vm.json")
     reading = collect.Reading(shot, collect.reading().host)
     monkeypatch.setattr(collect, "reading", lambda: reading)
-    wanted = loader.load(str(file) if profile == "h200-rank" else profile)
+    backend = "latency_specialized" if specialized else "auto"
+    wanted = resolve(
+        loader.load(str(file) if profile == "h200-rank" else profile),
+        {"additional_config.decode_backend": backend},
+    )
     try:
-        session.check(wanted, specialized=specialized)
+        session.check(wanted)
         message = ""
     except MachineError as error:
         message = f"{error.message} {error.reasons} {error.hint}"

@@ -91,8 +91,7 @@ def serve(
     resolved = resolve(loader.load(profile), parse_set(overrides or []), os.environ)
     node = _node(node_rank, master_addr, master_port)
     if not skip_checks:
-        asked = (resolved.get("additional_config") or {}).get("decode_backend")
-        session.check(resolved.profile, specialized=asked == "latency_specialized")
+        session.check(resolved)
     signal.signal(signal.SIGTERM, session.terminated)
     tell = Narrator()
     engine = launch.launch(resolved, host=host, port=port, node=node, any_version=skip_checks)

@@ -17,20 +17,14 @@ if TYPE_CHECKING:
     from k3ctl.engine.rundir import Run
     from k3ctl.gpus.types import Snapshot
     from k3ctl.profiles.resolve import ResolvedConfig
-    from k3ctl.profiles.schema import Profile
-
-SPECIALIZED_FAMILY = 10
-"""Major compute capability of the GPUs that vLLM 0.33.0's specialized decode is written for."""
 
 
-def check(profile: Profile, specialized: bool = False) -> None:
-    """Refuse what `k3ctl doctor` knows cannot work on this node.
-
-    ``specialized``: the specialized decode is asked for; vLLM refuses it on other GPUs once it builds the model.
-    """
+def check(resolved: ResolvedConfig) -> None:
+    """Refuse what `k3ctl doctor` and `k3ctl plan` know cannot work on this node."""
     from k3ctl.checks import Severity, evaluate
     from k3ctl.gpus.collect import reading
 
+    profile = resolved.profile
     here = profile.requires.model_copy(update={"gpus": profile.requires.gpus_per_node, "nodes": 1})
     read = reading()
     findings = evaluate(read.snapshot, read.host, requires=here)
@@ -43,21 +37,23 @@ def check(profile: Profile, specialized: bool = False) -> None:
             reasons=[f"{finding.title}: {finding.evidence}" for finding in failed],
             hint=f"`k3ctl doctor --profile {profile.name}` explains; --skip-checks starts all the same",
         )
-    if specialized and profile.requires.gpus:
-        _check_specialized(profile, read.snapshot)
+    if profile.requires.gpus:
+        _check_specialized(resolved, read.snapshot)
 
 
-def _check_specialized(profile: Profile, snapshot: Snapshot) -> None:
-    from k3ctl.host.values import known
+def _check_specialized(resolved: ResolvedConfig, snapshot: Snapshot) -> None:
+    """Refuse now what vLLM refuses minutes later, when it builds the model: by plan's rule, on the GPUs seen here."""
+    from k3ctl.planning.deployment import Deployment
+    from k3ctl.planning.detect import from_snapshots
+    from k3ctl.planning.rules import checked, evaluate
 
-    for gpu in snapshot.nodes[0].present:
-        capability = known(gpu.compute_capability, None)
-        if capability and capability[0] != SPECIALIZED_FAMILY:
-            raise MachineError(
-                f"`{profile.name}` asks for the specialized decode, which vLLM has for SM100 and SM103 only",
-                reasons=[f"{gpu.label} has compute capability {'.'.join(map(str, capability))}"],
-                hint="`--set additional_config.decode_backend=auto` serves with the standard path",
-            )
+    here = Deployment(resolved, from_snapshots([snapshot], "this host"))
+    for finding in evaluate([rule for rule in checked.RULES if rule.id == "specialized.gpu"], here):
+        raise MachineError(
+            f"`{resolved.profile.name}` asks for the specialized decode, which vLLM has for SM100 and SM103 only",
+            reasons=[f"the GPUs of this host have {finding.hit.found}"],
+            hint="`--set additional_config.decode_backend=auto` serves with the standard path",
+        )
 
 
 def _chosen_gpus(visible: str | None) -> set[str]:
