@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,12 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_case(tiny_dir: Path) -> Callable[..., dict[str, Any]]:
     def run(engine: dict[str, Any], **case: Any) -> dict[str, Any]:
         argument = json.dumps({"engine": {"model": str(tiny_dir), **engine}, **case})
-        env = {**os.environ, **ENGINE_ENV, "PYTHONPATH": str(ROOT)}
-        child = subprocess.run(
-            [sys.executable, HERE / "engine_case.py", argument],
-            env=env, capture_output=True, text=True, timeout=280, cwd=tiny_dir,
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory(prefix="k3-") as scratch:  # short: vLLM's sockets go there, and stay
+            places = {"PYTHONPATH": str(ROOT), "TMPDIR": scratch, "VLLM_RPC_BASE_PATH": scratch}
+            child = subprocess.run(
+                [sys.executable, HERE / "engine_case.py", argument],
+                env={**os.environ, **ENGINE_ENV, **places}, capture_output=True, text=True, timeout=280, cwd=tiny_dir,
+            )  # fmt: skip
         assert child.returncode == 0, child.stdout[-2000:] + child.stderr[-4000:]
         line = next(row for row in child.stdout.splitlines() if row.startswith("RESULT"))
         return dict(json.loads(line.removeprefix("RESULT")))
