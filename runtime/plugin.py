@@ -10,7 +10,7 @@ import logging
 import os
 
 from runtime import parent_death
-from runtime.engine.versions import KNOWN_VLLM, vllm_version
+from runtime.versions import KNOWN_VLLM, vllm_version
 
 logger = logging.getLogger("vllm.k3_runtime")
 
@@ -35,9 +35,10 @@ def register() -> None:
 def _register_cpu() -> None:
     from vllm import ModelRegistry
 
-    from runtime.engine import cpu_ops, upstream_fixes
-    from runtime.engine.model import K3ForCausalLM
-    from runtime.engine.mtp import K3Mtp
+    from runtime.engine import upstream_fixes
+    from runtime.engine.cpu import ops as cpu_ops
+    from runtime.engine.cpu.model import K3ForCausalLM
+    from runtime.engine.cpu.mtp import K3Mtp
 
     # The CPU platform takes any MLA-shaped config for its own CPU_MLA backend and then forces block size 16, no
     # chunked prefill and no prefix caching. Our latent cache needs none of that.
@@ -56,7 +57,7 @@ def _register_cpu() -> None:
 def _register_load_format() -> None:
     from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
 
-    from runtime.engine.loader import LOAD_FORMAT, SeededLoader
+    from runtime.engine.cpu.loader import LOAD_FORMAT, SeededLoader
 
     if LOAD_FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
         register_model_loader(LOAD_FORMAT)(SeededLoader)

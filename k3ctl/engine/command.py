@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PLUGINS = ("k3_runtime", "k3_witness")
 """Our plugins: the model with the witness, and the routes that show it."""
-WITNESS = "runtime.engine.worker.WitnessExtension"
+WITNESS = "runtime.witness.worker.WitnessExtension"
 """Mixed into every worker: starts the witness of CUDA workers and answers for the rank's page."""
 HEARTBEAT_OFFSET = 100
 """Supervisors talk on vLLM's master port plus this."""

@@ -70,12 +70,12 @@ def check(plan: Plan, python: str | None = None) -> VllmAnswer:
 
 
 def ask(cases: Sequence[Mapping[str, Any]], python: str | None = None) -> list[dict[str, Any]]:
-    """The child's answers to ``cases`` (``runtime.engine.dryrun`` describes both)."""
+    """The child's answers to ``cases`` (``runtime.offline.dryrun`` describes both)."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     try:
         done = subprocess.run(
-            [python or sys.executable, "-m", "runtime.engine.dryrun"],
+            [python or sys.executable, "-m", "runtime.offline.dryrun"],
             input=json.dumps({"cases": list(cases)}),
             capture_output=True,
             text=True,

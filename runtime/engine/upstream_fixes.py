@@ -21,7 +21,7 @@ def fix_expand() -> None:
     """
     from vllm.utils import cpu_triton_utils
 
-    from runtime.engine.cpu_ops import expand_kernel_impl
+    from runtime.engine.cpu.ops import expand_kernel_impl
 
     def expand(
         output: Tensor,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from runtime.kernels.chain import BLOCKS, EPS, HEAD, HIDDEN, IN_PROJECTION_ROWS, AttentionHalf, Buffers
-from runtime.kernels.common.bench import Case, main, peer
+from runtime.kernels.common.workshop.bench import Case, main, peer
 
 VLLM = "vllm.models.kimi_k3.nvidia"
 SETS = 8

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from runtime.kernels.attn_res.dispatch import AttnRes
 from runtime.kernels.attn_res.spec import AttnResSpec
-from runtime.kernels.common.overlap import Overlap
-from runtime.kernels.kda_decode.dispatch import KdaDecode
-from runtime.kernels.kda_decode.spec import KdaDecodeSpec
+from runtime.kernels.common.launch.overlap import Overlap
+from runtime.kernels.kda.dispatch import KdaDecode
+from runtime.kernels.kda.spec import KdaDecodeSpec
 from runtime.kernels.skinny_gemm.dispatch import SkinnyGemm
 from runtime.kernels.skinny_gemm.spec import SkinnyGemmSpec
 

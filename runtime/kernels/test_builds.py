@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("cutlass", reason="no CuTe DSL here: `make check-kernels`")
 pytest.importorskip("triton", reason="no Triton here: `make check-kernels`")
 
-from runtime.kernels.common.builds import TARGETS
-from runtime.kernels.common.device_code import build_modules, kernels, sources
+from runtime.kernels.common.workshop.builds import TARGETS
+from runtime.kernels.common.workshop.device_code import build_modules, kernels, sources
 
 pytestmark = pytest.mark.compilers
 BUILDS = [build for module in build_modules() for build in importlib.import_module(module).builds()]

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from runtime.kernels.chain import AttentionHalf, Buffers
-from runtime.kernels.common import dispatch
-from runtime.kernels.common.dispatch import strict
-from runtime.kernels.common.testing import replayed_bits
+from runtime.kernels.common.launch import dispatch
+from runtime.kernels.common.launch.dispatch import strict
+from runtime.kernels.common.workshop.testing import replayed_bits
 
 pytestmark = pytest.mark.gpu
 RESULTS = ("prefix", "x", "projected", "state", "conv_state", "y", "attn_out")

@@ -5,11 +5,11 @@ import pytest
 from runtime.kernels.attn_res import dispatch as attn_res
 from runtime.kernels.attn_res.spec import AttnResSpec
 from runtime.kernels.attn_res.spec import unsupported as attn_res_unsupported
-from runtime.kernels.common import dispatch
-from runtime.kernels.common.overlap import Overlap
-from runtime.kernels.kda_decode import dispatch as kda
-from runtime.kernels.kda_decode.spec import KdaDecodeSpec
-from runtime.kernels.kda_decode.spec import unsupported as kda_unsupported
+from runtime.kernels.common.launch import dispatch
+from runtime.kernels.common.launch.overlap import Overlap
+from runtime.kernels.kda import dispatch as kda
+from runtime.kernels.kda.spec import KdaDecodeSpec
+from runtime.kernels.kda.spec import unsupported as kda_unsupported
 from runtime.kernels.skinny_gemm.dispatch import choose_skinny_gemm
 from runtime.kernels.skinny_gemm.spec import SkinnyGemmSpec
 
@@ -69,8 +69,8 @@ def test_every_reason_against_a_kernel_is_given_at_once():
 
 @pytest.fixture
 def everything_installed(monkeypatch):
-    for module in ("common", "skinny_gemm"):
-        monkeypatch.setattr(f"runtime.kernels.{module}.dispatch.missing_packages", lambda *modules: ())
+    for module in ("common.launch.dispatch", "skinny_gemm.dispatch"):
+        monkeypatch.setattr(f"runtime.kernels.{module}.missing_packages", lambda *modules: ())
 
 
 @pytest.mark.usefixtures("everything_installed")

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from runtime.kernels.kda_decode import bounded_gate, conv_update, kda_recurrent, kda_step
-from runtime.kernels.kda_prefill import kda_chunked
-from runtime.kernels.mla_decode import mla_absorbed, mla_absorbed_batched
-from runtime.kernels.mla_prefill import mla_expanded
+from runtime.kernels.kda import bounded_gate, conv_update, kda_recurrent, kda_step
+from runtime.kernels.kda.chunked import kda_chunked
+from runtime.kernels.mla import mla_absorbed, mla_absorbed_batched
+from runtime.kernels.mla.expanded import mla_expanded
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6}
 H, V, K = 3, 8, 16

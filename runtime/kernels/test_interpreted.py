@@ -42,8 +42,8 @@ for num_blocks, write, has_delta, has_norm in [(0, 0, False, True), (1, None, Tr
 
 KDA_DECODE = """
 import torch
-from runtime.kernels.kda_decode.composed import kda_decode_composed
-from runtime.kernels.kda_decode.triton_kernel import run
+from runtime.kernels.kda.composed import kda_decode_composed
+from runtime.kernels.kda.triton_kernel import run
 
 torch.manual_seed(0)
 H, K = 2, 128

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from runtime.kernels.attn_res.reference import attn_res
-from runtime.kernels.common.norms import rms_norm
-from runtime.kernels.kda_decode.reference import bounded_gate, gated_norm
+from runtime.kernels.common.maths.norms import rms_norm
+from runtime.kernels.kda.reference import bounded_gate, gated_norm
 from runtime.kernels.latent_moe.reference import experts, gated_mlp, route
 from runtime.model.config import K3Config
 from runtime.model.sharding import HeadVector, Shard, Weight

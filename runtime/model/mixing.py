@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runtime.kernels.kda_decode.reference import conv_update, kda_recurrent
-from runtime.kernels.kda_prefill.reference import kda_chunked
-from runtime.kernels.mla_decode.reference import mla_absorbed, mla_absorbed_batched
+from runtime.kernels.kda.chunked import kda_chunked
+from runtime.kernels.kda.reference import conv_update, kda_recurrent
+from runtime.kernels.mla.reference import mla_absorbed, mla_absorbed_batched
 from runtime.model.layers import KdaInputs, KdaLayer, MlaInputs, MlaLayer
 
 

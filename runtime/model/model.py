@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.kernels.attn_res.reference import attn_res
-from runtime.kernels.common.norms import rms_norm
+from runtime.kernels.common.maths.norms import rms_norm
 from runtime.model.config import K3Config
 from runtime.model.layers import (
     DecoderLayer,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from runtime.kernels.mxfp4.reference import decode_mxfp4
+from runtime.kernels.common.maths.mxfp4 import decode_mxfp4
 from runtime.model.config import K3Config
 from runtime.model.layers import Experts
 from runtime.model.sharding import Weight

@@ -42,7 +42,7 @@ def mock_packages() -> None:
 
 
 def main() -> None:
-    from runtime.engine.stub_cuda import Gpu, install
+    from runtime.offline.stub_cuda import Gpu, install
 
     install(Gpu())
     from vllm import triton_utils
@@ -58,7 +58,7 @@ def main() -> None:
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-    from runtime.engine import cuda_witness
+    from runtime.witness import cuda as cuda_witness
 
     config = SimpleNamespace(
         additional_config={"decode_backend": "latency_specialized"},

@@ -20,7 +20,7 @@ def main() -> None:
         kv_cache_memory_bytes=case["engine"].pop("kv_cache_memory_bytes", 256 << 20),
         max_num_seqs=16,
         disable_log_stats=False,
-        worker_extension_cls="runtime.engine.worker.WitnessExtension",
+        worker_extension_cls="runtime.witness.worker.WitnessExtension",
         **case["engine"],
     )
     prompts = [{"prompt_token_ids": ids} for ids in case["prompts"]]

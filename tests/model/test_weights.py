@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.kernels.mxfp4.reference import decode_mxfp4, encode_mxfp4
+from runtime.kernels.common.maths.mxfp4 import decode_mxfp4, encode_mxfp4
 from runtime.model.config import TINY
 from runtime.model.model import K3Model
 from runtime.model.weights import checkpoint_shapes, load_module, missing_weights, seeded_weights

@@ -193,7 +193,7 @@ def answers(tmp_path_factory):
     cases = [request(name) for name in [*CASES, *REFUSED_EARLIER]]
     cases += [from_config_file(name, folder) for name in CASES if name in names()]
     done = subprocess.run(
-        [sys.executable, "-m", "runtime.engine.dryrun"],
+        [sys.executable, "-m", "runtime.offline.dryrun"],
         input=json.dumps({"cases": cases}),
         capture_output=True,
         text=True,

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime.engine import cpu_ops  # noqa: E402
+from runtime.engine.cpu import ops as cpu_ops  # noqa: E402
 
 
 def t(*values: float, dtype: object = torch.int64):

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from runtime.engine import endpoint
+from runtime.witness import endpoint
 
 PAGE = {"schema": "k3.witness/1", "rank": 0, "steps": []}
 

@@ -6,8 +6,8 @@ import torch
 
 from runtime.kernels.attn_res.dispatch import AttnRes
 from runtime.kernels.attn_res.spec import AttnResSpec
-from runtime.kernels.common.bench import Case, buffer_sets, main, peer
-from runtime.kernels.common.overlap import Overlap
+from runtime.kernels.common.launch.overlap import Overlap
+from runtime.kernels.common.workshop.bench import Case, buffer_sets, main, peer
 
 D, BLOCKS, EPS = 7168, 8, 1e-5
 VLLM = "vllm.models.kimi_k3.nvidia"

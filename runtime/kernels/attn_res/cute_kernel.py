@@ -19,7 +19,7 @@ depend on the batch.
 import cutlass
 from cutlass import Float32, Int64, cute
 
-from runtime.kernels.common.cute_ops import (
+from runtime.kernels.common.launch.cute_ops import (
     WARP,
     again,
     fma,

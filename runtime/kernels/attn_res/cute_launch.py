@@ -5,11 +5,11 @@ from functools import cache
 import cutlass
 
 from runtime.kernels.attn_res.cute_kernel import AttnResCluster
-from runtime.kernels.common.audit import Limits
-from runtime.kernels.common.builds import Build
-from runtime.kernels.common.cute_compile import compile_image, compile_kernel, symbol, tensor
-from runtime.kernels.common.device import arch_of
-from runtime.kernels.common.overlap import Overlap
+from runtime.kernels.common.launch.cute_compile import compile_image, compile_kernel, symbol, tensor
+from runtime.kernels.common.launch.device import arch_of
+from runtime.kernels.common.launch.overlap import Overlap
+from runtime.kernels.common.workshop.audit import Limits
+from runtime.kernels.common.workshop.builds import Build
 
 
 def operands(hidden: int):

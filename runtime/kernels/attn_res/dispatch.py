@@ -5,8 +5,8 @@ from math import inf
 from torch import Tensor
 
 from runtime.kernels.attn_res.spec import AttnResSpec, check, check_weights, unsupported
-from runtime.kernels.common.device import arch_of, supports_pdl
-from runtime.kernels.common.dispatch import AUTO, Choice, cute_or_triton, record
+from runtime.kernels.common.launch.device import arch_of, supports_pdl
+from runtime.kernels.common.launch.dispatch import AUTO, Choice, cute_or_triton, record
 
 # early_trigger -> (most tokens, CTAs per token, CTAs that share a multiprocessor): the fastest of the measured shapes.
 # Seven CTAs a token win everywhere. The more tokens, the more CTAs must share a multiprocessor, so that the grids

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from runtime.kernels.common.norms import rms_norm
-from runtime.kernels.common.precision import compute_dtype
+from runtime.kernels.common.maths.norms import rms_norm
+from runtime.kernels.common.maths.precision import compute_dtype
 
 
 class AttnResOutput(NamedTuple):

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runtime.kernels.common.arguments import check_tensor, require
-from runtime.kernels.common.overlap import Overlap
+from runtime.kernels.common.launch.arguments import check_tensor, require
+from runtime.kernels.common.launch.overlap import Overlap
 
 MAX_BLOCKS = 8
 CUTE_TARGETS = ("sm_90a", "sm_100a", "sm_103a")

@@ -6,9 +6,9 @@ import torch
 from runtime.kernels.attn_res import attn_res
 from runtime.kernels.attn_res.dispatch import AttnRes
 from runtime.kernels.attn_res.spec import AttnResSpec
-from runtime.kernels.common.dispatch import strict
-from runtime.kernels.common.overlap import Overlap
-from runtime.kernels.common.testing import Guarded, bf16_ulps, replayed_bits
+from runtime.kernels.common.launch.dispatch import strict
+from runtime.kernels.common.launch.overlap import Overlap
+from runtime.kernels.common.workshop.testing import Guarded, bf16_ulps, replayed_bits
 
 pytestmark = pytest.mark.gpu
 D, EPS = 7168, 1e-5

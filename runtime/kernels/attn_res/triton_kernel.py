@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
-from runtime.kernels.common.audit import Limits
-from runtime.kernels.common.builds import Build
-from runtime.kernels.common.triton_compile import triton_image
-from runtime.kernels.common.triton_wait import dependency_wait
+from runtime.kernels.common.launch.triton_compile import triton_image
+from runtime.kernels.common.launch.triton_wait import dependency_wait
+from runtime.kernels.common.workshop.audit import Limits
+from runtime.kernels.common.workshop.builds import Build
 
 WARPS = 8
 

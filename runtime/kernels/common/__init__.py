@@ -1,1 +1,1 @@
-"""What the operator folders share: arithmetic precision, norms, activations, row-stable matrix products."""
+"""What the operator folders share: `maths`, `launch` and `workshop`."""

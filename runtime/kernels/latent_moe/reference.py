@@ -6,9 +6,9 @@ Sizes: T tokens, E experts of which k per token, R input (latent) dims, I interm
 import torch
 from torch import Tensor
 
-from runtime.kernels.common.activations import situ
-from runtime.kernels.common.linear import TILE, row_stable_grouped_linear, row_stable_linear
-from runtime.kernels.common.precision import compute_dtype
+from runtime.kernels.common.maths.activations import situ
+from runtime.kernels.common.maths.linear import TILE, row_stable_grouped_linear, row_stable_linear
+from runtime.kernels.common.maths.precision import compute_dtype
 
 
 def route(

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
-from runtime.kernels.common.activations import situ
-from runtime.kernels.common.bench import Case, buffer_sets, main, peer
+from runtime.kernels.common.maths.activations import situ
+from runtime.kernels.common.workshop.bench import Case, buffer_sets, main, peer
 from runtime.kernels.skinny_gemm.dispatch import SkinnyGemm, plan_of
 from runtime.kernels.skinny_gemm.spec import SkinnyGemmSpec
 from runtime.kernels.skinny_gemm.table import PLANS

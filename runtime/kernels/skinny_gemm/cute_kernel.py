@@ -20,7 +20,7 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Uint32, cute
 from cutlass.cute.nvgpu import cpasync
 
-from runtime.kernels.common.cute_ops import (
+from runtime.kernels.common.launch.cute_ops import (
     WARP,
     arrive_after_copies,
     bf16_high,

@@ -4,10 +4,10 @@ from functools import cache
 
 import torch
 
-from runtime.kernels.common.audit import Limits
-from runtime.kernels.common.builds import TARGETS, Build
-from runtime.kernels.common.cute_compile import compile_image, compile_kernel, symbol, tensor
-from runtime.kernels.common.device import arch_of
+from runtime.kernels.common.launch.cute_compile import compile_image, compile_kernel, symbol, tensor
+from runtime.kernels.common.launch.device import arch_of
+from runtime.kernels.common.workshop.audit import Limits
+from runtime.kernels.common.workshop.builds import TARGETS, Build
 from runtime.kernels.skinny_gemm.cute_kernel import SkinnyGemm
 from runtime.kernels.skinny_gemm.plans import Bucket, Plan
 from runtime.kernels.skinny_gemm.table import PLANS

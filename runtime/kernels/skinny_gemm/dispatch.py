@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from runtime.kernels.common.activations import situ
-from runtime.kernels.common.device import arch_of, missing_packages
-from runtime.kernels.common.dispatch import AUTO, Choice, Variant, choose, record, unmeasured
+from runtime.kernels.common.launch.device import arch_of, missing_packages
+from runtime.kernels.common.launch.dispatch import AUTO, Choice, Variant, choose, record, unmeasured
+from runtime.kernels.common.maths.activations import situ
 from runtime.kernels.skinny_gemm.plans import Bucket, Plan, default_plan
 from runtime.kernels.skinny_gemm.spec import SkinnyGemmSpec, check, check_weight, unsupported
 from runtime.kernels.skinny_gemm.table import PLANS

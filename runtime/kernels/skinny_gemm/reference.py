@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from runtime.kernels.common.activations import situ
-from runtime.kernels.common.precision import compute_dtype
+from runtime.kernels.common.maths.activations import situ
+from runtime.kernels.common.maths.precision import compute_dtype
 
 EPILOGUES = ("bf16", "fp32", "situ")
 

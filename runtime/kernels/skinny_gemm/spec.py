@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.kernels.common.arguments import check_tensor, require
+from runtime.kernels.common.launch.arguments import check_tensor, require
 from runtime.kernels.skinny_gemm.reference import EPILOGUES
 
 CUTE_TARGETS = ("sm_90a", "sm_100a", "sm_103a")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.kernels.common.activations import situ
+from runtime.kernels.common.maths.activations import situ
 from runtime.kernels.skinny_gemm import skinny_gemm
 from runtime.kernels.skinny_gemm.dispatch import MARGIN, choose_skinny_gemm
 from runtime.kernels.skinny_gemm.plans import SHARED_BYTES, default_plan

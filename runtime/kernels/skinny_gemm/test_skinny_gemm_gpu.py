@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from runtime.kernels.common.dispatch import FallbackError, strict
-from runtime.kernels.common.testing import Guarded, bf16_ulps, relative_error, replayed_bits
+from runtime.kernels.common.launch.dispatch import FallbackError, strict
+from runtime.kernels.common.workshop.testing import Guarded, bf16_ulps, relative_error, replayed_bits
 from runtime.kernels.skinny_gemm import skinny_gemm
 from runtime.kernels.skinny_gemm.dispatch import SkinnyGemm
 from runtime.kernels.skinny_gemm.spec import SkinnyGemmSpec

@@ -1,0 +1,1 @@
+"""Arithmetic that operators share: precision, norms, activations, row-stable products, MXFP4."""

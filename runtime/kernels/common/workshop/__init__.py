@@ -1,0 +1,1 @@
+"""Tools that build, audit, test and measure kernels; no operator needs them to run."""
