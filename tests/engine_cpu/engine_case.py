@@ -1,6 +1,8 @@
 """Child process of the engine tests: builds vLLM in-process, generates, prints one JSON line. argv: case as JSON.
 
-``{"engine": {LLM arguments}, "prompts": [[ids]], "max_tokens": [n], "repeat": r, "temperature": t, "same_prompt": n}``
+``{"engine": {LLM arguments}, "prompts": [[ids]], "max_tokens": [n], "repeat": r, "temperature": t, "whole": file}``
+
+``whole``: a file for the log probabilities of the whole vocabulary, one array [tokens,V] FP32 an output.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import sys
 
 def main() -> None:
     case = json.loads(sys.argv[1])
+    import numpy as np
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -25,10 +28,15 @@ def main() -> None:
     )
     prompts = [{"prompt_token_ids": ids} for ids in case["prompts"]]
     sampling = [
-        SamplingParams(temperature=case.get("temperature", 0), max_tokens=n, ignore_eos=True, logprobs=1)
+        SamplingParams(
+            temperature=case.get("temperature", 0),
+            max_tokens=n,
+            ignore_eos=True,
+            logprobs=-1 if "whole" in case else 1,
+        )
         for n in case["max_tokens"]
     ]
-    outputs = []
+    outputs, whole = [], []
     for _ in range(case.get("repeat", 1)):
         for request, out in zip(
             case["prompts"], llm.generate(prompts, sampling, use_tqdm=False), strict=True
@@ -38,6 +46,11 @@ def main() -> None:
                 step[token].logprob for step, token in zip(out.outputs[0].logprobs, tokens, strict=True)
             ]
             outputs.append({"prompt": request, "tokens": tokens, "logprobs": logprobs})
+            if "whole" in case:
+                rows = [[step[i].logprob for i in range(len(step))] for step in out.outputs[0].logprobs]
+                whole.append(np.array(rows, dtype=np.float32))
+    if "whole" in case:
+        np.savez(case["whole"], *whole)
     metrics = {}
     for metric in llm.get_metrics():
         value = getattr(metric, "value", getattr(metric, "values", None))
