@@ -10,16 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from k3ctl.checks.products import Kind, Product, classify
+from k3ctl.checks.products import Product, classify
+from k3ctl.facts.k3 import K3, SPECIALIZED_TP
+from k3ctl.facts.products import Kind
 from k3ctl.gpus.nvml import is_zero
 from k3ctl.gpus.types import Fabric, Gpu, Node, Snapshot
 from k3ctl.host.values import known
 
 COMPLETED = 3
-K3_HEADS = 96
-"""Attention and KDA heads of K3: a tensor-parallel size has to divide them."""
-SPECIALIZED_TP = (16, 8)
-"""Tensor-parallel sizes that vLLM 0.33's specialized decode path accepts, largest first."""
 
 Member = tuple[str, int]
 """(host name, GPU index)."""
@@ -60,12 +58,12 @@ class Domain:
     @property
     def largest_k3_tp(self) -> int:
         """The largest tensor-parallel size in here that divides K3's 96 heads."""
-        return max((n for n in range(1, self.largest_tp + 1) if K3_HEADS % n == 0), default=0)
+        return max((n for n in range(1, self.largest_tp + 1) if K3.heads % n == 0), default=0)
 
     @property
     def specialized_tp(self) -> int:
         """The largest tensor-parallel size in here that the specialized decode path takes; 0 when none."""
-        return next((tp for tp in SPECIALIZED_TP if tp <= self.largest_tp), 0)
+        return max((tp for tp in SPECIALIZED_TP if tp <= self.largest_tp), default=0)
 
 
 def domains(snapshots: Snapshot | Iterable[Snapshot]) -> list[Domain]:

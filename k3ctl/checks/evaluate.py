@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from k3ctl.checks import multicast, rules
 from k3ctl.checks.domains import domains
 from k3ctl.checks.finding import RULES, Area, Finding, Rule
-from k3ctl.checks.products import Kind, classify
+from k3ctl.checks.products import classify
 from k3ctl.checks.view import ClusterView, NodeView, nccl_version
+from k3ctl.facts.products import Kind
 from k3ctl.gpus.types import Node, Snapshot
 from k3ctl.host.types import Host
 

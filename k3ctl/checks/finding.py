@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from k3ctl.checks.products import ALL_KINDS, Kind
+from k3ctl.checks.products import ALL_KINDS
+from k3ctl.facts.products import Kind
 
 if TYPE_CHECKING:
     from k3ctl.checks.view import ClusterView, NodeView

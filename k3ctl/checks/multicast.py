@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from k3ctl.checks.domains import registered, usable
-from k3ctl.checks.products import SWITCHED, Kind, Product
+from k3ctl.checks.products import SWITCHED, Product
+from k3ctl.facts.products import Kind
 from k3ctl.gpus.types import Fabric, Node
 
 YES, NO, UNKNOWN, BY_ENV = "yes", "no", "unknown", "disabled-by-env"

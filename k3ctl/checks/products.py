@@ -1,47 +1,23 @@
 """Product classes: one fabric reading means different things on an NVL72 tray, an HGX board and a bridge.
 
-Names are matched by exact token: ``GH200`` is not ``H200`` and ``GB300`` is not ``B300``.
+Names are looked up in ``facts.products``.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
-from enum import Enum
 
+from k3ctl.facts import products
+from k3ctl.facts.products import GpuProduct, Kind
 from k3ctl.gpus.nvml import is_zero
 from k3ctl.gpus.types import Fabric, Gpu, Node
 from k3ctl.host.values import Refused, known
-
-
-class Kind(Enum):
-    """How the GPUs of a product are connected."""
-
-    NVL72 = "nvl72"
-    """A compute tray of a rack-scale NVLink domain (GB200, GB300): 4 GPUs, no local fabric manager, IMEX."""
-    HGX8 = "hgx8"
-    """A baseboard of 8 GPUs behind NVSwitch, with a local fabric manager (outside, in a pass-through VM)."""
-    BRIDGE = "bridge"
-    """PCIe cards joined by NVLink bridges: point to point, no switch, no multicast."""
-    PCIE = "pcie"
-    """No NVLink."""
-    UNIFIED = "unified"
-    """One GPU that shares the host's memory (GB10)."""
-    NONE = "none"
-    """No GPU that NVML can see."""
-    UNKNOWN = "unknown"
-    """Captures that do not tell."""
-
 
 ALL_KINDS = frozenset(Kind)
 SWITCHED = frozenset({Kind.NVL72, Kind.HGX8})
 GPU_KINDS = ALL_KINDS - {Kind.NONE}
 
-HGX_CHIPS = ("H100", "H200", "H20", "H800", "B200", "B300")
-"""Chips that are sold on 8-GPU boards, and, with NVL or PCIe in the name, as cards."""
-RACK_CHIPS = ("GB200", "GB300")
-UNIFIED_CHIPS = {"GB10": "dgx-spark"}
 TO_GPU, TO_SWITCH = 0, 2
 """nvmlIntNvLinkDeviceType_t of an NVLink's other end."""
 BOARD_GPUS = 8
@@ -60,23 +36,19 @@ class Product:
     expected_gpus: int | None = None
 
     @property
-    def blackwell(self) -> bool:
-        """Compute capability family 10.x, which vLLM's specialized decode path needs."""
-        return self.chip in ("B200", "B300", *RACK_CHIPS)
+    def specialized(self) -> bool:
+        """vLLM's specialized decode path exists for this chip."""
+        row = products.token(self.chip)
+        return row is not None and row.specialized
 
 
 NO_GPU = Product("none", Kind.NONE)
 
 
-def tokens(name: str) -> list[str]:
-    """Words of a product name: ``NVIDIA B300 SXM6 AC`` → [NVIDIA, B300, SXM6, AC]."""
-    return [word for word in re.split(r"[\s\-_/]+", name) if word]
-
-
 def chip_of(name: str) -> str:
-    """The chip token in a product name, empty when none is known."""
-    chips = (*RACK_CHIPS, *HGX_CHIPS, *UNIFIED_CHIPS, "GH200")
-    return next((word for word in tokens(name) if word in chips), "")
+    """The chip in a product name, empty when none is known."""
+    row = products.named(name)
+    return row.chip if row else ""
 
 
 def classify(node: Node) -> Product:
@@ -90,20 +62,25 @@ def classify(node: Node) -> Product:
     if not names:
         return _by_shape(node)
     # accelerators beside the data-centre chip (a display card in a workstation) do not decide the class
-    name = max(names, key=lambda n: (bool(chip_of(n)), names[n]))
+    name = max(names, key=lambda n: (_serves(products.named(n)), names[n]))
     return _by_name(name, node)
 
 
+def _serves(row: GpuProduct | None) -> bool:
+    return row is not None and not row.card
+
+
 def _by_name(name: str, node: Node) -> Product:
-    chip, words = chip_of(name), tokens(name)
+    row = products.named(name)
+    chip = row.chip if row else ""
     same = [gpu for gpu in node.present if known(gpu.name, "") == name]
-    if chip in UNIFIED_CHIPS:
-        return Product(UNIFIED_CHIPS[chip], Kind.UNIFIED, chip)
-    if chip in RACK_CHIPS:
+    if row and row.kind is Kind.UNIFIED:
+        return Product(row.host, Kind.UNIFIED, chip)
+    if row and row.kind is Kind.NVL72:
         return _rack(chip, same)
-    if chip in HGX_CHIPS and "PCIe" not in words:
-        if "NVL" in words:
-            return Product(f"{chip.lower()}-nvl", Kind.BRIDGE, chip)
+    if row and row.kind is Kind.BRIDGE:
+        return Product(row.token.lower(), Kind.BRIDGE, chip)
+    if row and row.kind is Kind.HGX8:
         return _board(chip, node, len(node.gpus))
     ends = {known(link.remote_type, -1) for gpu in same for link in gpu.links}
     if TO_SWITCH in ends:

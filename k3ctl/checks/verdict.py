@@ -7,7 +7,8 @@ from typing import Any
 
 from k3ctl.checks import multicast
 from k3ctl.checks.domains import Domain, domains
-from k3ctl.checks.products import Kind, Product, classify
+from k3ctl.checks.products import Product, classify
+from k3ctl.facts.products import Kind
 from k3ctl.gpus.types import Node, Snapshot
 from k3ctl.host.types import Imex
 
@@ -48,7 +49,7 @@ def verdict(snapshot: Snapshot) -> Verdict:
         imex=_worst([imex(node, product) for node, product in pairs]),
         max_tp_in_domain=largest_tp,
         k3_tp=max((d.largest_k3_tp for d in found), default=0),
-        specialized_tp=max((d.specialized_tp for d in found if d.product.blackwell), default=0),
+        specialized_tp=max((d.specialized_tp for d in found if d.product.specialized), default=0),
     )
 
 

@@ -1,6 +1,6 @@
 """Put numbers side by side only where their conditions are equal; say of every other pair why not. Pure.
 
-A *point* is one number with its conditions. Ours come from a summary, published ones from ``anchors.yaml``.
+A *point* is one number with its conditions. Ours come from a summary, published ones from ``facts.published``.
 Two points are comparable when every condition in ``CONDITIONS`` is known on both sides and equal.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Any
 
+from k3ctl.facts.published import Anchor, anchors
 from k3ctl.loadtest import stats
 from k3ctl.loadtest.rows import Stat
 from k3ctl.loadtest.target import Deployment
@@ -92,32 +92,25 @@ def published(ids: Iterable[str] | None = None) -> list[Point]:
     wanted = None if ids is None else set(ids)
     return [
         point
-        for anchor in _anchors()
-        if wanted is None or anchor["id"] in wanted
+        for anchor in anchors()
+        if wanted is None or anchor.id in wanted
         for point in _anchor_points(anchor)
     ]
 
 
-def _anchors() -> list[dict[str, Any]]:
-    import yaml
-
-    text = (resources.files("k3ctl.loadtest") / "anchors.yaml").read_text(encoding="utf-8")
-    return list(yaml.safe_load(text))
-
-
-def _anchor_points(anchor: Mapping[str, Any]) -> list[Point]:
-    shared = {name: anchor.get(name) for name in CONDITIONS}
+def _anchor_points(anchor: Anchor) -> list[Point]:
+    shared = {name: getattr(anchor, name) for name in CONDITIONS if name != "concurrency"}
     return [
         Point(
-            source=f"{anchor['id']} · {anchor['source']}",
-            conditions={**shared, "concurrency": row["concurrency"]},
-            value=float(row["value"]),
-            low=float(row.get("low", row["value"])),
-            high=float(row.get("high", row["value"])),
-            resolution=1 / row["completed"] if row.get("completed") else None,
-            note=str(row.get("note", "")),
+            source=f"{anchor.id} · {anchor.cited}",
+            conditions={**shared, "concurrency": row.concurrency},
+            value=row.value,
+            low=row.value if row.low is None else row.low,
+            high=row.value if row.high is None else row.high,
+            resolution=1 / row.completed if row.completed else None,
+            note=row.note,
         )
-        for row in anchor["rows"]
+        for row in anchor.rows
     ]
 
 
@@ -237,9 +230,9 @@ def related(summary: Mapping[str, Any]) -> list[str]:
     asked = summary["asked"]
     lengths = (asked["prompt_tokens"], asked["output_tokens"])
     return [
-        anchor["id"]
-        for anchor in _anchors()
-        if anchor["id"] in asked["anchors"] or (anchor["prompt_tokens"], anchor["output_tokens"]) == lengths
+        anchor.id
+        for anchor in anchors()
+        if anchor.id in asked["anchors"] or (anchor.prompt_tokens, anchor.output_tokens) == lengths
     ]
 
 

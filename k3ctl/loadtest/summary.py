@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from k3ctl.errors import UsageError
+from k3ctl.facts import published
 from k3ctl.loadtest import aiperf, guards, rows, sampler, stats, tokens
 from k3ctl.loadtest import events as ev
 from k3ctl.loadtest.rows import Row
@@ -19,7 +20,6 @@ from k3ctl.loadtest.scrape import Sample
 from k3ctl.loadtest.target import CPU, Deployment, Target
 from k3ctl.loadtest.window import ServerWindow, server_window
 from k3ctl.loadtest.workload import Workload
-from k3ctl.telemetry.reference import GOLDEN_ACCEPTANCE_LENGTH
 
 SCHEMA = "k3ctl.bench/1"
 DEFINITIONS = 1
@@ -142,7 +142,7 @@ def judge_row(
 def golden_al(target: Target) -> float | None:
     """Reference acceptance length for the deployment's K; None for other models and without drafts."""
     k = target.deployment.num_speculative_tokens
-    return GOLDEN_ACCEPTANCE_LENGTH.get(k) if k and "kimi-k3" in target.model.lower() else None
+    return published.acceptance().length(k) if k and "kimi-k3" in target.model.lower() else None
 
 
 def _server(window: ServerWindow | None) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ server and client count the same tokens.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import Any
 from k3ctl.engine.client import Client
 from k3ctl.engine.rundir import Run
 from k3ctl.errors import EngineError, UsageError
+from k3ctl.facts import products
 from k3ctl.telemetry.scrape import base_url
 
 CPU = "none (CPU)"
 """GPU product of a deployment on the CPU engine."""
-PRODUCT = re.compile(r"\b(?:GB\d{3}|[BH]\d{3}|GH200|MI\d{3}X)\b")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tiktoken.model", "tokenizer.model")
 
 
@@ -149,9 +148,12 @@ def preflight(target: Target, client: Client) -> None:
 
 
 def gpu_product(names: Sequence[str]) -> str | None:
-    """The product of a node's GPUs from their NVML names (``NVIDIA GB300`` → ``GB300``); None when they differ."""
-    products = {match[0] for name in names if (match := PRODUCT.search(name))}
-    return products.pop() if len(products) == 1 else None
+    """The product of a node's GPUs by their NVML names (``NVIDIA GB300`` → ``GB300``).
+
+    None when they differ or when one is unknown: an unknown GPU equals no published one.
+    """
+    product = products.common(names)
+    return product.token if product else None
 
 
 def with_server_facts(target: Target, info: Mapping[str, Any]) -> Target:

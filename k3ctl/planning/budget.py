@@ -1,17 +1,14 @@
 """How many tokens and requests one engine step may hold, and how many of them run specialized.
 
 Source: vLLM 0.33.0's scheduler (``v1/core/sched/scheduler.py``), ``SpeculativeConfig`` and the defaults in
-``engine/arg_utils.py``; the row limit is the specialized path's own (``PREPARED_MAX``).
+``engine/arg_utils.py``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SPECIALIZED_ROWS = 64
-"""Most query tokens of a step for which the specialized path has kernels."""
-PREPARED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
-"""Row counts it always prepares; capture sizes up to 64 are added when speculation is on."""
+from k3ctl.facts.k3 import SPECIALIZED_DRAFTS, SPECIALIZED_ROWS
 
 
 def draft_slots(method: str | None, draft_tokens: int, parallel_drafting: bool = False) -> int:
@@ -64,7 +61,7 @@ def specialized_requests(draft_tokens: int) -> int:
     return SPECIALIZED_ROWS // (1 + draft_tokens)
 
 
-def most_drafts(concurrency: int, limit: int = 7) -> int | None:
+def most_drafts(concurrency: int, limit: int = SPECIALIZED_DRAFTS) -> int | None:
     """Most draft tokens with which ``concurrency`` requests still run specialized; None if none at all do."""
     fitting = [k for k in range(limit + 1) if rows(concurrency, k) <= SPECIALIZED_ROWS]
     return max(fitting, default=None)

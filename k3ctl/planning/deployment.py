@@ -12,11 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from k3ctl.facts.k3 import BF16, FP32, K3_MOE, MAX_POSITIONS, is_k3_moe
+from k3ctl.facts.products import PRODUCTS
 from k3ctl.planning import budget
-from k3ctl.planning.hardware import PRODUCTS, Hardware
+from k3ctl.planning.hardware import Hardware
 from k3ctl.planning.kvcache import CacheSettings
-from k3ctl.planning.memory import DRAFTER_MLA_LAYERS, GIB, MAX_POSITIONS, Settings
-from k3ctl.planning.shape import BF16, FP32, K3_MOE, is_k3_moe
+from k3ctl.planning.memory import DRAFTER_MLA_LAYERS, GIB, Settings
 from k3ctl.planning.weights import Parallel
 from k3ctl.profiles.resolve import ResolvedConfig
 

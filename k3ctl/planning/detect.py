@@ -10,10 +10,11 @@ from k3ctl.checks.domains import domains as nvlink_domains
 from k3ctl.checks.multicast import combined, judge
 from k3ctl.checks.products import classify
 from k3ctl.errors import UsageError
+from k3ctl.facts import products
 from k3ctl.gpus import collect, files
 from k3ctl.gpus.types import Gpu, Memory, Node, Snapshot
 from k3ctl.host.values import known
-from k3ctl.planning.hardware import PRODUCTS, Domain, Hardware, described, none
+from k3ctl.planning.hardware import Domain, Hardware, described, none
 
 
 def given(entries: Iterable[str]) -> Hardware:
@@ -47,11 +48,11 @@ def from_snapshots(snapshots: Iterable[Snapshot], source: str) -> Hardware:
     chip = found[0].product.chip if found else classify(gpus[0][0]).chip
     same = [(node, gpu) for node, gpu in gpus if classify(node).chip == chip]
     memory = [gpu.memory.total for _, gpu in same if isinstance(gpu.memory, Memory)]
-    product = PRODUCTS.get(chip)
+    product = products.common([name for _, gpu in same if (name := known(gpu.name, ""))])
     hosts = tuple(dict.fromkeys(node.hostname for node, _ in same))
     return Hardware(
         source=source,
-        product=chip,
+        product=product.token if product else chip,
         hosts=hosts,
         gpus=len(same),
         gpu_bytes=min(memory, default=product.memory_bytes if product else 0),

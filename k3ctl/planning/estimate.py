@@ -10,28 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from k3ctl.facts.k3 import SPECIALIZED_ROWS
+from k3ctl.facts.products import PRODUCTS, GpuProduct, Rates
+from k3ctl.facts.published import DecodeCurve, acceptance, decode_curve
 from k3ctl.planning import budget
 from k3ctl.planning.deployment import Deployment
-from k3ctl.planning.roofline import RATES, Rates, Step, floor_seconds
+from k3ctl.planning.roofline import Step, floor_seconds
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
-PUBLISHED_TOK_S: Mapping[int, tuple[float, ...]] = {
-    8: (193.3, 317.8, 540.6, 820.1, 1274.8, 1702.6, 2375.9),
-    16: (256.4, 436.7, 702.5, 1157.9, 1758.3, 2550.9, 3606.1),
-}
-"""Specialized path, GB300, no speculation, decode only, by TP (anchors P3 and P2, 2026-09)."""
-PUBLISHED_SPEEDUP: Mapping[int, tuple[float, ...]] = {
-    8: (1.58, 1.50, 1.55, 1.45, 1.43, 1.33, 1.31),
-    16: (1.88, 1.92, 1.81, 1.79, 1.71, 1.64, 1.62),
-}
-"""Over the standard path, same conditions."""
+CALIBRATED_GPU, FALLBACK_TP = "GB300", 8
+"""Whose published curves tell the fraction of the floor that is reached, and the curve for TP sizes without one."""
 DRAFTER_FACTOR = 1.042
 """Specialized verify step with its drafter over the step alone, from anchor P1 (TP16, K=7, 842 tok/s)."""
-ACCEPTANCE = {
-    "sampled": (1.85, 2.51, 3.00, 3.36, 3.62, 3.75, 3.84, 4.00),
-    "greedy": (1.84, 2.45, 2.87, 3.22, 3.44, 3.54, 3.78, 3.88),
-}
-"""Mean acceptance length for K = 1 … 8: coding prompts, B300, Inferact drafter (InferenceX)."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +65,26 @@ class Estimate:
 
 def fraction_of_floor(tp: int, rows: int, *, specialized: bool) -> float:
     """Published fraction of the floor that a step of ``rows`` rows reaches, interpolated between batches."""
-    known = tp if tp in PUBLISHED_TOK_S else 8
+    curve, rates = _calibration(tp), PRODUCTS[CALIBRATED_GPU].rates
+    assert rates is not None
     reached = []
-    for batch, tok_s, speedup in zip(BATCHES, PUBLISHED_TOK_S[known], PUBLISHED_SPEEDUP[known], strict=True):
+    for batch, tok_s, speedup in zip(curve.batches, curve.tok_s, curve.speedup, strict=True):
         step_s = batch / tok_s * (1 if specialized else speedup)
-        floor = floor_seconds(Step(known, batch, split_projections=specialized), RATES["GB300"])
+        floor = floor_seconds(Step(curve.tp, batch, split_projections=specialized), rates)
         reached.append(floor / step_s)
-    if rows >= BATCHES[-1]:
+    if rows >= curve.batches[-1]:
         return reached[-1]
-    at = bisect_left(BATCHES, rows)
-    if BATCHES[at] == rows:
+    at = bisect_left(curve.batches, rows)
+    if curve.batches[at] == rows:
         return reached[at]
-    low, high = BATCHES[at - 1], BATCHES[at]
+    low, high = curve.batches[at - 1], curve.batches[at]
     return reached[at - 1] + (reached[at] - reached[at - 1]) * (rows - low) / (high - low)
+
+
+def _calibration(tp: int) -> DecodeCurve:
+    curve = decode_curve(CALIBRATED_GPU, tp) or decode_curve(CALIBRATED_GPU, FALLBACK_TP)
+    assert curve is not None
+    return curve
 
 
 def acceptance_length(speculator: Mapping[str, Any] | None) -> tuple[float, str]:
@@ -100,11 +96,11 @@ def acceptance_length(speculator: Mapping[str, Any] | None) -> tuple[float, str]
         and "synthetic_acceptance_length" in speculator
     ):
         return float(speculator["synthetic_acceptance_length"]), "synthetic acceptance"
-    column = "greedy" if speculator.get("draft_sample_method") == "greedy" else "sampled"
-    drafts = min(int(speculator.get("num_speculative_tokens", 0)), 8)
-    if drafts < 1:
+    greedy = speculator.get("draft_sample_method") == "greedy"
+    drafts = min(int(speculator.get("num_speculative_tokens", 0)), len(acceptance().sampled))
+    value = acceptance().length(drafts, greedy=greedy)
+    if drafts < 1 or value is None:
         return 1.0, ""
-    value = ACCEPTANCE[column][drafts - 1]
     return value, f"acceptance length {value} (coding prompts; yours will differ)"
 
 
@@ -113,12 +109,15 @@ def estimate(d: Deployment, *, concurrency: int, context: int, specialized: bool
 
     ``specialized`` says whether the path is accepted; a step above 64 rows is standard all the same.
     """
-    rates = RATES.get(d.hardware.product if d.hardware else next(iter(d.config.profile.requires.gpu), ""))
-    if rates is None or d.parallel.tp not in (1, 2, 4, 8, 16):
+    product = PRODUCTS.get(
+        d.hardware.product if d.hardware else next(iter(d.config.profile.requires.gpu), "")
+    )
+    rates = product.rates if product else None
+    if product is None or rates is None or d.parallel.tp not in (1, 2, 4, 8, 16):
         return None
     requests = max(concurrency // d.parallel.dp, 1)
     rows = budget.rows(requests, d.draft_tokens)
-    fast = specialized and rows <= budget.SPECIALIZED_ROWS
+    fast = specialized and rows <= SPECIALIZED_ROWS
     step = Step(
         tp=d.parallel.tp,
         requests=requests,
@@ -139,21 +138,23 @@ def estimate(d: Deployment, *, concurrency: int, context: int, specialized: bool
         step_ms=floor_s / fraction * drafter * 1e3,
         floor_ms=floor_s * 1e3,
         acceptance_length=accepted,
-        basis=_basis(d, rates, rows, fraction, fast, why),
+        basis=_basis(d, product, rates, rows, fraction, fast, why),
     )
 
 
-def _basis(d: Deployment, rates: Rates, rows: int, fraction: float, fast: bool, accepted: str) -> str:
+def _basis(
+    d: Deployment, product: GpuProduct, rates: Rates, rows: int, fraction: float, fast: bool, accepted: str
+) -> str:
     path = "specialized" if fast else "standard"
-    tp = d.parallel.tp if d.parallel.tp in PUBLISHED_TOK_S else 8
+    curve = _calibration(d.parallel.tp)
     text = (
         f"byte floor at {rates.bytes_per_s / 1e12:.1f} TB/s ({rates.basis}), {fraction:.0%} of it reached as"
     )
-    text += f" published for the {path} path on GB300 TP{tp}"
-    if rows > BATCHES[-1]:
-        text += f" at {BATCHES[-1]} rows ({rows} here)"
-    if rates.name != "GB300":
-        text += f"; nothing is published for {rates.name}, so this is a guess by analogy"
+    text += f" published for the {path} path on {curve.gpu} TP{curve.tp}"
+    if rows > curve.batches[-1]:
+        text += f" at {curve.batches[-1]} rows ({rows} here)"
+    if product.token != CALIBRATED_GPU:
+        text += f"; nothing is published for {product.token}, so this is a guess by analogy"
     if d.parallel.pp > 1 or d.parallel.dcp > 1 or d.parallel.expert_parallel:
         text += "; pipeline, context and expert parallel exchange is not modelled"
     return text + (f"; {accepted}" if accepted else "")

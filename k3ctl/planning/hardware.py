@@ -8,32 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from k3ctl.errors import UsageError, unknown
-
-
-@dataclass(frozen=True)
-class Product:
-    """A GPU product: ``memory_bytes`` as NVML reports it, ``nominal_gb`` as it is sold."""
-
-    token: str
-    capability: tuple[int, int]
-    memory_bytes: int
-    nominal_gb: int
-    gpus_per_host: int
-    rack_domain: bool
-    """The NVLink domain reaches over hosts (NVL72 trays)."""
-
-
-PRODUCTS = {
-    product.token: product
-    for product in (
-        Product("GB300", (10, 3), 298_013_687_808, 288, 4, True),
-        Product("GB200", (10, 0), 192_000_000_000, 192, 4, True),
-        Product("B300", (10, 3), 288_400_343_040, 288, 8, False),
-        Product("B200", (10, 0), 192_000_000_000, 192, 8, False),
-        Product("H200", (9, 0), 150_754_820_096, 141, 8, False),
-        Product("H100", (9, 0), 85_520_809_984, 80, 8, False),
-    )
-}
+from k3ctl.facts import products
+from k3ctl.facts.products import PRODUCTS, GpuProduct, Kind
 
 
 @dataclass(frozen=True)
@@ -73,6 +49,12 @@ class Hardware:
     environment: Mapping[str, str] | None = None
     """Variables that the hosts already have set."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def chip(self) -> str:
+        """The chip of the product: ``H200`` of ``H200-NVL``; the product itself where it has no row."""
+        row = PRODUCTS.get(self.product)
+        return row.chip if row else self.product
 
     @property
     def largest_domain(self) -> Domain | None:
@@ -121,32 +103,28 @@ class Hardware:
 
 
 def described(spec: str) -> Hardware:
-    """Hardware from ``PRODUCT:COUNT`` (``GB300:16``, ``B300:8``): healthy hosts of the usual size.
+    """Hardware from ``PRODUCT:COUNT`` (``GB300:16``, ``h200-nvl:4``): healthy hosts of the usual size.
 
-    NVL72 products form one NVLink domain over all trays, others one per host.
+    NVL72 products form one NVLink domain over the trays of a rack, boards one per host, bridged cards one per bridge.
     """
-    found = re.fullmatch(r"([A-Za-z0-9]+):(\d+)", spec.strip())
+    found = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9 -]*):(\d+)", spec.strip())
     if not found:
         raise UsageError(
             f"`{spec}` describes no hardware",
             hint="use PRODUCT:COUNT such as `GB300:16`, or a snapshot file of doctor",
         )
     token, count = found.group(1).upper(), int(found.group(2))
-    if token not in PRODUCTS:
+    product = products.token(token)
+    if product is None:
         raise unknown("GPU product", token, PRODUCTS)
     if count < 1:
         raise UsageError(f"`{spec}`: at least one GPU is needed")
-    return _healthy(PRODUCTS[token], count, source=f"given as {spec}")
+    return _healthy(product, count, source=f"given as {spec}")
 
 
-def _healthy(product: Product, count: int, source: str) -> Hardware:
-    per_host = product.gpus_per_host
-    sizes = [min(per_host, count - start) for start in range(0, count, per_host)]
+def _healthy(product: GpuProduct, count: int, source: str) -> Hardware:
+    sizes = _parts(count, product.gpus_per_host)
     hosts = tuple(f"host{i}" for i in range(len(sizes)))
-    if product.rack_domain:
-        domains: tuple[Domain, ...] = (Domain("rack", hosts, count, "yes"),)
-    else:
-        domains = tuple(Domain(host, (host,), size, "yes") for host, size in zip(hosts, sizes, strict=True))
     return Hardware(
         source=source,
         product=product.token,
@@ -155,8 +133,33 @@ def _healthy(product: Product, count: int, source: str) -> Hardware:
         gpu_bytes=product.memory_bytes,
         capability=product.capability,
         nominal_gb=product.nominal_gb,
-        domains=domains,
+        domains=_healthy_domains(product, hosts, sizes),
     )
+
+
+def _healthy_domains(product: GpuProduct, hosts: tuple[str, ...], sizes: list[int]) -> tuple[Domain, ...]:
+    """The NVLink domains of healthy hosts: none without NVLink; only switches offer multicast."""
+    if product.domain_gpus == 1:
+        return ()
+    if product.domain_gpus > product.gpus_per_host:
+        racks = _parts(sum(sizes), product.domain_gpus)
+        trays = product.domain_gpus // product.gpus_per_host
+        return tuple(
+            Domain("rack" if len(racks) == 1 else f"rack{i}", hosts[i * trays : (i + 1) * trays], size, "yes")
+            for i, size in enumerate(racks)
+        )
+    multicast = "yes" if product.kind is Kind.HGX8 else "no"
+    return tuple(
+        Domain(
+            host if product.domain_gpus == product.gpus_per_host else f"{host}/{i}", (host,), part, multicast
+        )
+        for host, size in zip(hosts, sizes, strict=True)
+        for i, part in enumerate(_parts(size, product.domain_gpus))
+    )
+
+
+def _parts(count: int, largest: int) -> list[int]:
+    return [min(largest, count - start) for start in range(0, count, largest)]
 
 
 def none(source: str = "this machine") -> Hardware:

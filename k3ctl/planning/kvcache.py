@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from k3ctl.planning.shape import BF16, FP32, K3, Shape
+from k3ctl.facts.k3 import BF16, FP32, K3, Shape
 from k3ctl.planning.weights import Parallel
 
 BLOCK_ALIGNMENT = 128

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from k3ctl.facts.k3 import BF16, FP32, K3, MAX_POSITIONS, Shape
 from k3ctl.planning.kvcache import CacheSettings, Geometry, geometry
-from k3ctl.planning.shape import BF16, FP32, K3, Shape
 from k3ctl.planning.weights import Parallel, WeightBytes, rank_weights
 
 GIB = 2**30
@@ -21,8 +21,6 @@ MOE_WORKSPACE_BYTES = int(1.6 * GIB)
 """MXFP4 workspace that vLLM's accounting does not see (out-of-memory reports on B200/B300, 2026)."""
 DRAFTER_MLA_LAYERS = 5
 """Layers of the MLA drafter (``k3_dspark``); assumed, the drafter's config says."""
-MAX_POSITIONS = 1_048_576
-"""Longest context of the checkpoint, which ``--max-model-len auto`` starts from."""
 
 
 @dataclass(frozen=True)
@@ -180,10 +178,3 @@ def specialized_bytes(tp: int, shape: Shape = K3) -> int:
     """All that specialized decode adds on a rank: packed copy, mailboxes, the MLA core's workspace."""
     mailboxes = {8: 37_000_000, 16: 62_000_000}.get(tp, 0)
     return packed_front_bytes(tp, shape) + mailboxes + 128 * 2**20
-
-
-def suggest_max_num_seqs(draft_tokens: int, specialized: bool, wanted: int) -> int:
-    """``--max-num-seqs`` for a latency profile: what is wanted, within the rows that run specialized."""
-    from k3ctl.planning.budget import specialized_requests
-
-    return min(wanted, specialized_requests(draft_tokens)) if specialized else wanted

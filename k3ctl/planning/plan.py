@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.planning import budget, memory
 from k3ctl.planning.deployment import Deployment
 from k3ctl.planning.estimate import Estimate, estimate
@@ -62,7 +63,7 @@ class Plan:
             "draft_slots_per_request": slots,
             "scheduled_tokens": budget.scheduled_tokens(d.max_num_batched_tokens, running, slots),
             "rows_per_decode_step": budget.rows(running, d.draft_tokens),
-            "specialized_rows": budget.SPECIALIZED_ROWS,
+            "specialized_rows": SPECIALIZED_ROWS,
             "specialized_requests": budget.specialized_requests(d.draft_tokens),
         }
 

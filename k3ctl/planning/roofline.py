@@ -12,26 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from k3ctl.planning.shape import BF16, FP32, K3, MXFP4, Shape
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a GPU can move and compute."""
-
-    name: str
-    bytes_per_s: float
-    flops_per_s: float
-    basis: str
-
-
-RATES = {
-    "GB300": Rates("GB300", 8.0e12, 2500e12, "data sheet"),
-    "B300": Rates("B300", 8.0e12, 2500e12, "data sheet"),
-    "GB200": Rates("GB200", 8.0e12, 2500e12, "data sheet"),
-    "B200": Rates("B200", 8.0e12, 2500e12, "data sheet"),
-    "H200": Rates("H200", 4.3e12, 790e12, "copy and matrix product measured on an H200"),
-}
+from k3ctl.facts.k3 import BF16, FP32, K3, MXFP4, Shape
+from k3ctl.facts.products import Rates
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from k3ctl.planning.shape import BF16, EXPERT_PARTITION_FLOOR, K3, MXFP4, Shape
+from k3ctl.facts.k3 import BF16, EXPERT_PARTITION_FLOOR, K3, MXFP4, Shape
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,15 @@
-"""Published figures that a live reading is compared with. None of them is ours.
+"""Published figures that a live reading is compared with. None of them is ours; their source is ``facts.published``.
 
-Acceptance: the golden acceptance-length curve of InferenceX for Kimi K3 with DSpark (coding prompts, B300,
-probabilistic drafts, block rejection; `golden_al_distribution/kimik3_dspark.yaml`). Step times: the vLLM post
-on the specialized decode path, decode-only tok/s of the whole tensor-parallel group on GB300.
+Acceptance: the golden acceptance-length curve for Kimi K3 with DSpark. Step times: decode-only tok/s of a whole
+tensor-parallel group on the specialized path.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-GOLDEN_ACCEPTANCE_LENGTH = {0: 1.0, 1: 1.85, 2: 2.51, 3: 3.00, 4: 3.36, 5: 3.62, 6: 3.75, 7: 3.84, 8: 4.00}
-"""Draft tokens K → tokens per verify step, the bonus token included."""
-
-GOLDEN_SOURCE = "InferenceX golden AL, coding, B300, probabilistic/block"
-
-ROW_LIMIT = 64
-"""Query rows up to which a decode step can be specialized (vLLM 0.33.0, Kimi K3)."""
-
-_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_DECODE_TOK_S = {
-    16: (256.4, 436.7, 702.5, 1157.9, 1758.3, 2550.9, 3606.1),
-    8: (193.3, 317.8, 540.6, 820.1, 1274.8, 1702.6, 2375.9),
-}
-_SPEEDUP = {16: (1.88, 1.92, 1.81, 1.79, 1.71, 1.64, 1.62), 8: (1.58, 1.50, 1.55, 1.45, 1.43, 1.33, 1.31)}
-_AL6_TOK_S = (842.0, 488.0)
-"""GB300 TP16, K=7, batch 1, synthetic acceptance length 6: specialized and standard."""
+from k3ctl.facts.products import token as product_of
+from k3ctl.facts.published import Anchor, acceptance, anchors, decode_curve
 
 
 @dataclass(frozen=True)
@@ -60,7 +45,7 @@ class StepAnchor:
     batch: int
     specialized_ms: float
     standard_ms: float
-    source: str = "vLLM blog, specialized decode, 2026-09"
+    source: str
 
 
 def golden(deployment: Deployment, platform: str, draft_tokens: int) -> Golden | None:
@@ -70,26 +55,46 @@ def golden(deployment: Deployment, platform: str, draft_tokens: int) -> Golden |
     """
     if deployment.speculator not in {"", "dspark"} or platform == "cpu" or draft_tokens < 1:
         return None
-    length = GOLDEN_ACCEPTANCE_LENGTH.get(draft_tokens)
+    length = acceptance().length(draft_tokens)
     return Golden(length, golden_rates(draft_tokens)) if length else None
 
 
 def golden_rates(draft_tokens: int) -> tuple[float, ...]:
     """Acceptance rate per draft position 0 … K−1: the increments of the golden curve (our derivation)."""
-    lengths = GOLDEN_ACCEPTANCE_LENGTH
-    return tuple(round(lengths[k] - lengths[k - 1], 2) for k in range(1, draft_tokens + 1) if k in lengths)
+    lengths = (1.0, *acceptance().sampled)
+    return tuple(round(lengths[k] - lengths[k - 1], 2) for k in range(1, min(draft_tokens + 1, len(lengths))))
 
 
 def step_anchor(deployment: Deployment, draft_tokens: int, batch: float) -> StepAnchor | None:
     """The published step time for this GPU, TP and K at the next listed batch size, if there is one."""
-    tp = deployment.tensor_parallel
-    if deployment.gpu != "gb300" or tp not in _DECODE_TOK_S or batch > _BATCHES[-1]:
+    product, tp = product_of(deployment.gpu), deployment.tensor_parallel
+    if product is None or tp is None:
         return None
-    if draft_tokens == 7 and tp == 16 and batch <= 1:
-        fast, slow = (6.0 / tok_s * 1e3 for tok_s in _AL6_TOK_S)
-        return StepAnchor("gb300", 16, 7, 1, fast, slow)
     if draft_tokens:
+        return _with_drafts(product.token, tp, draft_tokens, batch)
+    curve = decode_curve(product.token, tp)
+    at = next((i for i, listed in enumerate(curve.batches) if listed >= batch), None) if curve else None
+    if curve is None or at is None:
         return None
-    at = next(i for i, listed in enumerate(_BATCHES) if listed >= batch)
-    fast = _BATCHES[at] / _DECODE_TOK_S[tp][at] * 1e3
-    return StepAnchor("gb300", tp, 0, _BATCHES[at], fast, fast * _SPEEDUP[tp][at])
+    fast_ms = curve.batches[at] / curve.tok_s[at] * 1e3
+    return StepAnchor(
+        curve.gpu, tp, 0, curve.batches[at], fast_ms, fast_ms * curve.speedup[at], source=curve.source
+    )
+
+
+def _with_drafts(gpu: str, tp: int, draft_tokens: int, batch: float) -> StepAnchor | None:
+    """A published point with synthetic acceptance, whose step time follows from its acceptance length."""
+
+    def fits(entry: Anchor) -> bool:
+        conditions = (entry.gpu, entry.tensor_parallel_size, entry.num_speculative_tokens, entry.path)
+        return conditions == (gpu, tp, draft_tokens, "specialized") and entry.acceptance_length is not None
+
+    for entry in filter(fits, anchors()):
+        for row in entry.rows:
+            if row.stock and row.concurrency and batch <= row.concurrency:
+                tokens = row.concurrency * (entry.acceptance_length or 1.0)
+                fast_ms, slow_ms = tokens / row.value * 1e3, tokens / row.stock * 1e3
+                return StepAnchor(
+                    gpu, tp, draft_tokens, row.concurrency, fast_ms, slow_ms, source=entry.cited
+                )
+    return None

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.telemetry.measures import SINCE_START
-from k3ctl.telemetry.reference import ROW_LIMIT
 from k3ctl.telemetry.view import Alert, EngineView, ServerView, View
 from k3ctl.telemetry.witness import REASONS, by_reason, decode_steps
 
@@ -255,7 +255,7 @@ def _path(view: View) -> Iterator[Alert]:
 
 def _path_action(reason: str) -> str:
     return {
-        "rows-over-limit": f"keep running × (K+1) at {ROW_LIMIT} or below: fewer requests or a smaller K",
+        "rows-over-limit": f"keep running × (K+1) at {SPECIALIZED_ROWS} or below: fewer requests or a smaller K",
         "prefill-in-batch": "arrivals mix prefills into decode steps: fewer arrivals, or prefill elsewhere",
         "refused": "`k3ctl plan` lists every reason for the refusal",
         "backend-off": "start with `decode_backend: latency_specialized`",
@@ -265,12 +265,12 @@ def _path_action(reason: str) -> str:
 def _path_without_witness(view: View) -> Iterator[Alert]:
     rows = view.path.rows_now
     drafts = view.load.draft_tokens
-    if rows is not None and rows > ROW_LIMIT and drafts:
+    if rows is not None and rows > SPECIALIZED_ROWS and drafts:
         yield Alert(
             "rows-over-limit",
             "warn",
             "decode steps are above the row limit",
-            f"{view.load.running:.0f} running × {drafts + 1} = {rows:.0f} rows, limit {ROW_LIMIT}",
+            f"{view.load.running:.0f} running × {drafts + 1} = {rows:.0f} rows, limit {SPECIALIZED_ROWS}",
             _path_action("rows-over-limit"),
         )
     for fact in view.path.excluded:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.telemetry import measures, witness
 from k3ctl.telemetry.bench import BenchState
 from k3ctl.telemetry.engines import EngineSample
@@ -16,7 +17,7 @@ from k3ctl.telemetry.events import IncidentFound, StageChanged
 from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.measures import Acceptance, Latency, Window, combine, window
 from k3ctl.telemetry.reducer import EngineTrack, LogLine, NodeTrack, Point, ServerTrack, State
-from k3ctl.telemetry.reference import ROW_LIMIT, Deployment, Golden, StepAnchor, golden, step_anchor
+from k3ctl.telemetry.reference import Deployment, Golden, StepAnchor, golden, step_anchor
 from k3ctl.telemetry.witness import Counts
 
 RATE_WINDOW_S = 10.0
@@ -107,7 +108,7 @@ class PathView:
     versions: str = ""
     ranks: int = 0
     ranks_disagree: bool = False
-    max_rows: int = ROW_LIMIT
+    max_rows: int = SPECIALIZED_ROWS
     refused: tuple[str, ...] = ()
     rows_now: float | None = None
     rows_per_step: float | None = None
@@ -349,7 +350,7 @@ def _witnessed(view: PathView, tracks: Sequence[ServerTrack]) -> PathView:
         versions=f"runtime {info.runtime} · vLLM {info.vllm}" if info else "",
         ranks=len(steps),
         ranks_disagree=len(steps) > 1 and max(steps) - min(steps) > 0.02 * max(steps) + 20,
-        max_rows=next((page.max_rows for page in workers if page.max_rows), ROW_LIMIT),
+        max_rows=next((page.max_rows for page in workers if page.max_rows), SPECIALIZED_ROWS),
         refused=tuple(dict.fromkeys(reason for page in workers for reason in page.refused)),
         rows_per_step=sum(count.tokens for count in decode) / decode_steps if decode_steps else None,
     )

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.triage.records import Record
 
-SPECIALIZED_ROWS = 64
 STALL_S = 30.0
 HUNG_WARNINGS = 5
 """vLLM warns once a minute: this many in a row without anything else are a hang, not a long step."""

@@ -9,8 +9,9 @@ import pytest
 
 from k3ctl.checks import RULES, Severity, classify, evaluate, verdict
 from k3ctl.checks.finding import Applies
-from k3ctl.checks.products import Kind, chip_of
+from k3ctl.checks.products import chip_of
 from k3ctl.checks.rules.gpu import RECOVERY_ACTIONS
+from k3ctl.facts.products import Kind
 from k3ctl.gpus import Refused, Snapshot
 from k3ctl.gpus.types import Fabric, Gpu, GpuProcess, Link, Memory, Node, NvmlSystem
 from k3ctl.host.types import (
@@ -71,7 +72,9 @@ def test_version_ranges() -> None:
         ("NVIDIA H200 NVL", "H200"),
         ("NVIDIA H100-80GB-HBM3", "H100"),
         ("NVIDIA GB10", "GB10"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", ""),
+        ("NVIDIA H100 PCIe", "H100"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
+        ("NVIDIA RTX PRO 7000", ""),
         ("NVIDIA B3000", ""),
     ],
 )

@@ -46,11 +46,13 @@ def test_a_plain_command_line_has_no_drafts_and_the_stock_path() -> None:
     [
         (["NVIDIA GB300"] * 4, "GB300"),
         (["NVIDIA B300 SXM6 AC"] * 8, "B300"),
-        (["NVIDIA H200", "NVIDIA H200 NVL"], "H200"),
+        (["NVIDIA H200 NVL"] * 2, "H200-NVL"),
+        (["NVIDIA H200", "NVIDIA H200 NVL"], None),
         (["NVIDIA H200", "NVIDIA B300"], None),
+        (["NVIDIA H200X"] * 8, None),
         ([], None),
     ],
-    ids=["gb300", "b300", "h200", "mixed", "none"],
+    ids=["gb300", "b300", "h200-nvl", "board-and-cards", "mixed", "unknown", "none"],
 )
 def test_the_product_is_read_from_the_driver_names(names: list[str], expected: str | None) -> None:
     assert target.gpu_product(names) == expected

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from k3ctl.facts.k3 import K3
 from k3ctl.planning import kvcache
 from k3ctl.planning.render import render
 from k3ctl.planning.rules import ALL, checked
 from k3ctl.planning.rules.base import evaluate
-from k3ctl.planning.shape import K3
 from k3ctl.profiles.loader import names
 from k3ctl.profiles.vllm_args import argv
 

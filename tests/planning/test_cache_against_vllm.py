@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from k3ctl.facts.k3 import K3
 from k3ctl.planning import kvcache
 from k3ctl.planning.kvcache import CacheSettings
-from k3ctl.planning.shape import K3
 from k3ctl.planning.weights import Parallel
 
 pytestmark = pytest.mark.engine

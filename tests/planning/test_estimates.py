@@ -2,8 +2,10 @@
 
 import pytest
 
+from k3ctl.facts.products import PRODUCTS
+from k3ctl.facts.published import decode_curve
 from k3ctl.planning import estimate as speed
-from k3ctl.planning.roofline import RATES, Step, floor_seconds, operators, step_bytes, touched_experts
+from k3ctl.planning.roofline import Step, floor_seconds, operators, step_bytes, touched_experts
 
 from .building import deployment
 
@@ -27,7 +29,7 @@ FRACTIONS = {
 
 @pytest.mark.parametrize(("gpu", "tp", "split"), FLOORS_MS, ids=str)
 def test_whole_step_floors(gpu, tp, split):
-    found = [floor_seconds(Step(tp, b, split_projections=split), RATES[gpu]) * 1e3 for b in BATCHES]
+    found = [floor_seconds(Step(tp, b, split_projections=split), PRODUCTS[gpu].rates) * 1e3 for b in BATCHES]
     assert tuple(round(value, 2) for value in found) == FLOORS_MS[gpu, tp, split]
 
 
@@ -40,7 +42,7 @@ def test_whole_step_floors(gpu, tp, split):
     ],
 )
 def test_floors_at_long_context(context, dcp, floors):
-    found = [floor_seconds(Step(8, b, context, dcp=dcp), RATES["B300"]) * 1e3 for b in (1, 2, 4, 8)]
+    found = [floor_seconds(Step(8, b, context, dcp=dcp), PRODUCTS["B300"].rates) * 1e3 for b in (1, 2, 4, 8)]
     assert tuple(round(value, 2) for value in found) == floors
 
 
@@ -69,7 +71,7 @@ def test_fractions_between_batches_are_between_theirs():
 @pytest.mark.parametrize(("base", "tp"), [("gb300-tp16", 16), ("gb300-tp8", 8)])
 def test_without_speculation_the_published_speeds_come_back(base, tp):
     made = deployment(base, {"speculative_config": None, "max_num_seqs": 64})
-    for batch, tok_s in zip(BATCHES, speed.PUBLISHED_TOK_S[tp], strict=True):
+    for batch, tok_s in zip(BATCHES, decode_curve("GB300", tp).tok_s, strict=True):
         found = speed.estimate(made, concurrency=batch, context=1, specialized=True)
         assert found.tok_s == pytest.approx(tok_s, rel=1e-3)
         standard = speed.estimate(made, concurrency=batch, context=1, specialized=False)

@@ -2,10 +2,10 @@
 
 import pytest
 
+from k3ctl.facts.k3 import K3, MAX_POSITIONS
 from k3ctl.planning import kvcache, memory
 from k3ctl.planning.kvcache import CacheSettings
 from k3ctl.planning.memory import GIB, Settings
-from k3ctl.planning.shape import K3
 from k3ctl.planning.weights import Parallel, expert_partition, rank_weights
 
 
@@ -164,7 +164,7 @@ def test_more_requests_leave_shorter_sequences():
     found = plan()
     lengths = [found.longest(requests) for requests in (1, 4, 8, 16)]
     assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] == memory.MAX_POSITIONS
+    assert lengths[0] == MAX_POSITIONS
     used = 8 * found.geometry.blocks_for(found.longest(8))
     assert used <= found.blocks - 1 < used + 8
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
-from k3ctl.checks.products import Kind
 from k3ctl.checks.view import ClusterView, NodeView, nccl_version
+from k3ctl.facts.products import Kind
 
 TWO_DOMAINS = Source("https://github.com/vllm-project/vllm/issues/51986", "2026-08-13")
 DRIVER = Source(

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from k3ctl.checks.domains import COMPLETED, HealthMask, unhealthy
 from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
-from k3ctl.checks.products import SWITCHED, Kind
+from k3ctl.checks.products import SWITCHED
 from k3ctl.checks.view import NodeView
+from k3ctl.facts.products import Kind
 from k3ctl.gpus.nvml import is_zero
 from k3ctl.gpus.types import Fabric, Gpu
 from k3ctl.host.values import NOT_CAPTURED
@@ -335,5 +336,5 @@ def manager_not_visible(view: NodeView) -> Iterator[Hit]:
 )
 def nvlsm_inactive(view: NodeView) -> Iterator[Hit]:
     service = view.node.services.get("nvlsm")
-    if view.product.blackwell and service and service.load == "loaded" and service.active != "active":
+    if view.product.specialized and service and service.load == "loaded" and service.active != "active":
         yield Hit(f"nvlsm is {service.active}")

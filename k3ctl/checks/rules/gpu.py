@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
-from k3ctl.checks.products import SWITCHED, Kind
+from k3ctl.checks.products import SWITCHED
 from k3ctl.checks.view import NodeView
+from k3ctl.facts.products import Kind
 from k3ctl.gpus.types import Gpu
 from k3ctl.host.values import Refused, known
 

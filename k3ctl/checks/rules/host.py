@@ -6,8 +6,9 @@ import ipaddress
 from collections.abc import Iterator
 
 from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
-from k3ctl.checks.products import GPU_KINDS, Kind
+from k3ctl.checks.products import GPU_KINDS
 from k3ctl.checks.view import NodeView, size_text
+from k3ctl.facts.products import Kind
 from k3ctl.gpus.types import Memory
 from k3ctl.host.types import UNLIMITED, Disk
 from k3ctl.host.values import known

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
-from k3ctl.checks.products import Kind
 from k3ctl.checks.view import NodeView
+from k3ctl.facts.products import Kind
 from k3ctl.host import imex_domain
 from k3ctl.host.types import Imex, ImexNode
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from k3ctl.checks.finding import Applies, Area, Hit, Severity, Source, rule
-from k3ctl.checks.products import GPU_KINDS, Kind
+from k3ctl.checks.products import GPU_KINDS
 from k3ctl.checks.view import NodeView
+from k3ctl.facts.products import Kind
 from k3ctl.host.types import Library
 
 NVLS_HANG = Source(

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from k3ctl.checks.domains import islands, usable
 from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
 from k3ctl.checks.multicast import FORBIDDING, NO
-from k3ctl.checks.products import GPU_KINDS, SWITCHED, Kind
+from k3ctl.checks.products import GPU_KINDS, SWITCHED
 from k3ctl.checks.view import NodeView
+from k3ctl.facts.products import Kind
 from k3ctl.host.values import known
 
 LINKS_ARE_NO_PROOF = Source("https://github.com/Dstack-TEE/dstack/pull/1167", "2026-09-02")
@@ -133,7 +134,7 @@ def env_disabled(view: NodeView) -> Iterator[Hit]:
             origin = view.settings[name].origin
             yield Hit(
                 f"{name}={value}" + (f", set by {origin}" if origin else ""),
-                severity=Severity.FAIL if view.product.blackwell else None,
+                severity=Severity.FAIL if view.product.specialized else None,
             )
 
 
@@ -153,7 +154,7 @@ def not_supported(view: NodeView) -> Iterator[Hit]:
     if off and view.multicast.capability == NO:
         yield Hit(
             f"CUDA attribute MULTICAST_SUPPORTED is 0 on GPU {_ranges(off)}",
-            severity=Severity.FAIL if view.product.blackwell else None,
+            severity=Severity.FAIL if view.product.specialized else None,
         )
 
 

@@ -5,12 +5,11 @@ vLLM raises at the first one; ``reason`` is its wording, so that a log line and 
 
 from __future__ import annotations
 
+from k3ctl.facts.k3 import SPECIALIZED_DRAFTS, SPECIALIZED_TP
+from k3ctl.facts.products import has_specialized
 from k3ctl.planning import budget
 from k3ctl.planning.deployment import Deployment
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
-
-TP_SIZES = (8, 16)
-MOST_DRAFTS = 7
 
 _rules = RuleSet(
     effect=Effect.REFUSED,
@@ -40,7 +39,7 @@ def backend_value(d: Deployment) -> Hit | None:
 @rule("specialized.gpu", reason="this GPU (SM100/103)")
 def gpu(d: Deployment) -> Hit | None:
     """The GPU is of the SM100 family (B200, B300, GB200, GB300)."""
-    if d.capability is None or d.capability[0] == 10:
+    if d.capability is None or has_specialized(d.capability):
         return None
     found = f"compute capability {d.capability[0]}.{d.capability[1]}"
     return Hit(found, "run the standard path on this GPU", {"additional_config.decode_backend": "auto"})
@@ -65,9 +64,9 @@ def moe(d: Deployment) -> Hit | None:
 def tensor_parallel(d: Deployment) -> Hit | None:
     """The tensor-parallel size is 8 or 16."""
     tp = d.parallel.tp
-    if tp in TP_SIZES:
+    if tp in SPECIALIZED_TP:
         return None
-    nearest = min(TP_SIZES, key=lambda size: (abs(size - tp), -size))
+    nearest = min(SPECIALIZED_TP, key=lambda size: (abs(size - tp), -size))
     return Hit(
         f"tensor_parallel_size is {tp}",
         f"use {nearest} (8 and 16 are accepted)",
@@ -81,8 +80,10 @@ def pipeline_parallel(d: Deployment) -> Hit | None:
     if d.parallel.pp == 1:
         return None
     gpus = d.parallel.tp * d.parallel.pp
-    changes = {"pipeline_parallel_size": 1} | ({"tensor_parallel_size": gpus} if gpus in TP_SIZES else {})
-    how = f"TP{gpus} over the same GPUs" if gpus in TP_SIZES else "TP8 or TP16 without it"
+    changes = {"pipeline_parallel_size": 1} | (
+        {"tensor_parallel_size": gpus} if gpus in SPECIALIZED_TP else {}
+    )
+    how = f"TP{gpus} over the same GPUs" if gpus in SPECIALIZED_TP else "TP8 or TP16 without it"
     return Hit(f"pipeline_parallel_size is {d.parallel.pp}", f"use {how}", changes)
 
 
@@ -252,13 +253,13 @@ def replayssm(d: Deployment) -> Hit | None:
 @rule("specialized.drafts", reason="more than 7 speculative tokens")
 def drafts(d: Deployment) -> Hit | None:
     """At most 7 speculative tokens."""
-    if d.draft_tokens <= MOST_DRAFTS:
+    if d.draft_tokens <= SPECIALIZED_DRAFTS:
         return None
-    fitting = budget.specialized_requests(MOST_DRAFTS)
+    fitting = budget.specialized_requests(SPECIALIZED_DRAFTS)
     return Hit(
         f"num_speculative_tokens is {d.draft_tokens}",
-        f"use {MOST_DRAFTS}; up to {fitting} concurrent requests then run specialized",
-        {"speculative_config.num_speculative_tokens": MOST_DRAFTS},
+        f"use {SPECIALIZED_DRAFTS}; up to {fitting} concurrent requests then run specialized",
+        {"speculative_config.num_speculative_tokens": SPECIALIZED_DRAFTS},
     )
 
 

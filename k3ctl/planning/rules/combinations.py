@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from k3ctl.facts.k3 import K3
 from k3ctl.planning import memory
 from k3ctl.planning.deployment import Deployment
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
@@ -53,9 +54,11 @@ def kda_blocks(d: Deployment) -> Hit | None:
 @rule("parallel.heads", source="vllm: attention heads are divided by TP")
 def heads(d: Deployment) -> Hit | None:
     """The tensor-parallel size divides the 96 heads."""
-    if 96 % d.parallel.tp == 0:
+    if K3.heads % d.parallel.tp == 0:
         return None
-    return Hit(f"TP{d.parallel.tp} does not divide 96 heads", "use 8 or 16", {"tensor_parallel_size": 8})
+    return Hit(
+        f"TP{d.parallel.tp} does not divide {K3.heads} heads", "use 8 or 16", {"tensor_parallel_size": 8}
+    )
 
 
 @rule("parallel.dcp", source="vllm/config/parallel.py")

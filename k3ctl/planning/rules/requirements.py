@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from k3ctl.facts.products import PRODUCTS
 from k3ctl.planning import memory
 from k3ctl.planning.deployment import Deployment
-from k3ctl.planning.hardware import PRODUCTS
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
 
 CHECKPOINT_MINIMUM_GB = 1680
@@ -26,7 +26,7 @@ rule = _rules.rule
 def gpu_product(d: Deployment) -> Hit | None:
     """The GPUs are of a product that the profile is for."""
     wanted, hardware = d.config.profile.requires.gpu, d.hardware
-    if not wanted or hardware is None or hardware.product in wanted:
+    if not wanted or hardware is None or {hardware.product, hardware.chip} & set(wanted):
         return None
     have = hardware.product or ("an unknown GPU" if hardware.gpus else "no GPU")
     return Hit(f"needs {'/'.join(wanted)}, found {have}", "choose a profile for this hardware: `k3ctl plan`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from k3ctl.errors import nearest
+from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.planning import budget
 from k3ctl.planning.deployment import Deployment
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
@@ -55,7 +56,7 @@ def rows(d: Deployment) -> Hit | None:
     """A decode step holds at most 64 rows: concurrent requests × (K + 1)."""
     concurrency = min(d.workload.concurrency or d.max_num_seqs, d.max_num_seqs)
     count = budget.rows(concurrency, d.draft_tokens)
-    if count <= budget.SPECIALIZED_ROWS:
+    if count <= SPECIALIZED_ROWS:
         return None
     what = f"concurrency {concurrency}" if d.workload.concurrency else f"max_num_seqs {concurrency}"
     fitting = budget.specialized_requests(d.draft_tokens)
@@ -67,18 +68,15 @@ def rows(d: Deployment) -> Hit | None:
         if d.workload.concurrency:
             key = "speculative_config.num_speculative_tokens" if drafts else "speculative_config"
             changes = {key: drafts or "none"}
-    return Hit(f"{what} × q {d.query} = {count} rows > {budget.SPECIALIZED_ROWS}", how, changes)
+    return Hit(f"{what} × q {d.query} = {count} rows > {SPECIALIZED_ROWS}", how, changes)
 
 
 @rule("specialized.max-num-seqs")
 def max_num_seqs(d: Deployment) -> Hit | None:
     """`max_num_seqs` does not admit more requests than run specialized."""
-    if (
-        d.workload.concurrency is None
-        or budget.rows(d.max_num_seqs, d.draft_tokens) <= budget.SPECIALIZED_ROWS
-    ):
+    if d.workload.concurrency is None or budget.rows(d.max_num_seqs, d.draft_tokens) <= SPECIALIZED_ROWS:
         return None
-    if budget.rows(d.workload.concurrency, d.draft_tokens) > budget.SPECIALIZED_ROWS:
+    if budget.rows(d.workload.concurrency, d.draft_tokens) > SPECIALIZED_ROWS:
         return None
     fitting = budget.specialized_requests(d.draft_tokens)
     return Hit(

@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
 
-from k3ctl.telemetry.reference import ROW_LIMIT
+from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.telemetry.text import UNKNOWN, count, number, percent
 from k3ctl.telemetry.view import Load, PathView, View
 from k3ctl.telemetry.witness import REASONS, by_reason, decode_steps
@@ -151,7 +151,8 @@ def _runtime_lines(path: PathView, width: int) -> list[Content | str]:
         ("ranks", f"{path.ranks}" + (", counts DISAGREE" if path.ranks_disagree else "")),
         (
             "row limit",
-            f"{path.max_rows}" + ("" if path.max_rows == ROW_LIMIT else f" (vLLM's is {ROW_LIMIT})"),
+            f"{path.max_rows}"
+            + ("" if path.max_rows == SPECIALIZED_ROWS else f" (vLLM's is {SPECIALIZED_ROWS})"),
         ),
     ]
     lines: list[Content | str] = [

@@ -6,8 +6,9 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
 
+from k3ctl.facts.published import acceptance
 from k3ctl.telemetry.measures import Acceptance
-from k3ctl.telemetry.reference import GOLDEN_SOURCE, Golden
+from k3ctl.telemetry.reference import Golden
 from k3ctl.telemetry.rules import ARTEFACT_FACTOR, COLLAPSED_LENGTH
 from k3ctl.telemetry.text import UNKNOWN, count, number, percent
 from k3ctl.telemetry.view import View
@@ -69,7 +70,9 @@ def _position_lines(view: View, width: int) -> list[Content | str]:
             )
         )
     lines.append(
-        Content.styled(fit(f"┃ golden: increments of {GOLDEN_SOURCE} · {data.basis}", width), "$secondary")
+        Content.styled(
+            fit(f"┃ golden: increments of {acceptance().source} · {data.basis}", width), "$secondary"
+        )
     )
     return lines
 

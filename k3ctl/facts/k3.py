@@ -1,7 +1,8 @@
-"""Kimi K3's dimensions, as far as bytes and operations depend on them.
+"""Kimi K3's dimensions, as far as bytes and operations depend on them, and the limits of its specialized decode.
 
 Sources: vLLM 0.33.0's Kimi K3 code (shape tables, guards, cache calculators) and the public config of the
 checkpoint; parameter and byte totals derived from them match the published 2.8T, 104B active and 1.56 TB.
+``tests/facts`` compares all of it with ``runtime``, which states it for itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,15 @@ MXFP4 = 0.5 + 1 / 32
 """Bytes per weight: a 4-bit value and one E8M0 scale byte per 32 of them."""
 EXPERT_PARTITION_FLOOR = 256
 """Smallest expert intermediate size per rank that vLLM's MXFP4 kernels take; smaller ones are zero-padded."""
+
+SPECIALIZED_ROWS = 64
+"""Most query tokens (rows) of a step for which the specialized path has kernels (vLLM 0.33.0, ``PREPARED_MAX``)."""
+SPECIALIZED_TP = (8, 16)
+"""Tensor-parallel sizes that it takes."""
+SPECIALIZED_DRAFTS = 7
+"""Most draft tokens per request that it takes: a verify step has at most 8 rows per request."""
+MAX_POSITIONS = 1_048_576
+"""Longest context of the checkpoint, which ``--max-model-len auto`` starts from."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +65,6 @@ class Shape:
     def kv_width(self) -> int:
         """Cached numbers per token and MLA layer: the latent and the position-free key part."""
         return self.kv_lora + self.rope_dim
-
-    def expert_weights(self) -> int:
-        """Weights of one routed expert."""
-        return 3 * self.expert_intermediate * self.latent
 
     def stages(self, pipeline: int) -> tuple[range, ...]:
         """Layer ranges of the pipeline stages, divided as vLLM does: extra layers go to the earlier stages.
