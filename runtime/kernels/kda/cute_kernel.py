@@ -55,7 +55,7 @@ def at(tensor, *index):
     return tensor.iterator + offset
 
 
-class KdaDecode:
+class KdaDecodeKernel:
     """One launch of the operator; the constructor's arguments are compile-time.
 
     heads: local heads H. tokens: query tokens per request (1 is decode, 2…8 verify). cluster: CTAs per head.

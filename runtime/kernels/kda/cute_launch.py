@@ -10,8 +10,9 @@ from runtime.kernels.common.launch.device import arch_of
 from runtime.kernels.common.launch.overlap import Overlap
 from runtime.kernels.common.workshop.audit import Limits
 from runtime.kernels.common.workshop.builds import Build
-from runtime.kernels.kda.cute_kernel import HEAD, TAPS, THREADS, KdaDecode
-from runtime.kernels.kda.cute_stream import KdaDecodeStream
+from runtime.kernels.kda.cute_kernel import HEAD, TAPS, THREADS, KdaDecodeKernel
+from runtime.kernels.kda.cute_stream import KdaStreamKernel
+from runtime.kernels.kda.shapes import Split, Stream
 
 
 def operands(heads: int, stream: bool = False):
@@ -42,19 +43,20 @@ def operands(heads: int, stream: bool = False):
 
 @cache
 def compiled(heads, tokens, overlap, shape, arch):
-    """The compiled kernel of one head count, query length and launch shape (see `run`)."""
-    stream = shape[0] == "stream"
-    kernel = (
-        KdaDecodeStream(heads, overlap, shape[1]) if stream else KdaDecode(heads, tokens, overlap, *shape)
+    """The compiled kernel of one head count, query length and launch shape (`Split` or `Stream`)."""
+    return compile_kernel(
+        _kernel(heads, tokens, overlap, shape), *operands(heads, isinstance(shape, Stream)), arch=arch
     )
-    return compile_kernel(kernel, *operands(heads, stream), arch=arch)
+
+
+def _kernel(heads, tokens, overlap, shape):
+    if isinstance(shape, Stream):
+        return KdaStreamKernel(heads, overlap, shape.lanes)
+    return KdaDecodeKernel(heads, tokens, overlap, shape.cluster, shape.resident, shape.alone)
 
 
 def run(projected, weights, conv_state, state, slots, accepted, out, *, lower_bound, eps, overlap, shape):
-    """Launch on PyTorch's current stream; `conv_state` and `state` are updated in place.
-
-    shape: (cluster, resident, alone) of `KdaDecode`, or ("stream", lanes) of `KdaDecodeStream`.
-    """
+    """Launch on PyTorch's current stream with a `Split` or `Stream`; `conv_state` and `state` are updated in place."""
     heads, tokens = state.shape[1], projected.shape[0] // slots.shape[0]
     kernel = compiled(heads, tokens, overlap, shape, arch_of(projected.device))
     kernel(projected, *weights, conv_state, state, slots, accepted, out, lower_bound, eps)
@@ -79,27 +81,25 @@ ROLES = (
 
 def builds() -> list[Build]:
     """The launch shapes that CI compiles and audits."""
-    decode = [KdaDecode(12, 1, Overlap(settled, settled), *shape) for settled, shape in _DECODE_SHAPES]
-    verify = [
-        KdaDecode(heads, tokens, Overlap(True, False), *shape) for heads, tokens, shape in _VERIFY_SHAPES
-    ]
-    streams = [KdaDecodeStream(12, Overlap(settled, settled), 11) for settled in (False, True)]
+    decode = [_kernel(12, 1, Overlap(settled, settled), split) for settled, split in _DECODE_SHAPES]
+    verify = [_kernel(heads, tokens, Overlap(True, False), split) for heads, tokens, split in _VERIFY_SHAPES]
+    streams = [_kernel(12, 1, Overlap(settled, settled), Stream(11)) for settled in (False, True)]
     return [_build(kernel) for kernel in (*decode, *verify)] + [
         _build(kernel, stream=True) for kernel in streams
     ]
 
 
 _DECODE_SHAPES = [
-    (False, (4, 2, False)),
-    (True, (4, 2, False)),
-    (False, (2, 2, False)),
-    (True, (2, 2, False)),
-    (False, (1, 2, False)),
+    (False, Split(4, 2)),
+    (True, Split(4, 2)),
+    (False, Split(2, 2)),
+    (True, Split(2, 2)),
+    (False, Split(1, 2)),
 ]
-_VERIFY_SHAPES = [(12, 8, (4, 1, False)), (12, 8, (2, 2, False)), (6, 3, (4, 1, False))]
+_VERIFY_SHAPES = [(12, 8, Split(4, 1)), (12, 8, Split(2, 2)), (6, 3, Split(4, 1))]
 
 
-def _build(kernel: KdaDecode, stream: bool = False) -> Build:
+def _build(kernel: KdaDecodeKernel, stream: bool = False) -> Build:
     kind = "stream" if stream else f"cluster={kernel.cluster}"
     return Build(
         f"kda_decode heads={kernel.heads} tokens={kernel.tokens} settled={kernel.settled} {kind}",

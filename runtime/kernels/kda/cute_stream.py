@@ -26,7 +26,7 @@ from runtime.kernels.common.launch.cute_ops import (
     store_bf16,
     warp_sum,
 )
-from runtime.kernels.kda.cute_kernel import HEAD, LANES, THREADS, WARPS, KdaDecode, V, at
+from runtime.kernels.kda.cute_kernel import HEAD, LANES, THREADS, WARPS, KdaDecodeKernel, V, at
 
 STAGES = 3  # requests on their way or in use, per multiprocessor
 WARP_FLOATS = HEAD // WARPS * HEAD  # of a state, per warp
@@ -35,7 +35,7 @@ TAP_ROW, INPUT_ROW, GATE_ROW, F_A_ROW = 0, 9, 12, 13
 INPUT_ROWS = 14
 
 
-class KdaDecodeStream(KdaDecode):
+class KdaStreamKernel(KdaDecodeKernel):
     """One launch of one-token decode; `lanes` CTAs per head, each for every `lanes`-th request (at most 32)."""
 
     def __init__(self, heads, overlap, lanes):

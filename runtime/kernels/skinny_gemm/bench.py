@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
+from runtime.kernels.common.launch.device import H200, Device
 from runtime.kernels.common.maths.activations import situ
 from runtime.kernels.common.workshop.bench import Case, buffer_sets, main, peer
 from runtime.kernels.skinny_gemm.dispatch import SkinnyGemm, plan_of
@@ -18,7 +19,7 @@ def cases() -> Iterator[Case]:
     """Every weight of the table at 1…64 rows; "k3" is the kernel, "auto" what dispatch takes."""
     router = peer(ROUTER, "LLBf16Gemm")
     router = router() if router else None
-    for n, k, epilogue in PLANS:
+    for n, k, epilogue in PLANS[H200]:
         spec = SkinnyGemmSpec(n, k, epilogue)
         weights = [
             (torch.randn(n, k, device="cuda") / k**0.5).bfloat16() for _ in range(buffer_sets(n * k * 2, 24))
@@ -31,7 +32,7 @@ def _case(spec, weights, rows, router):
     x = torch.randn(rows, spec.k, device="cuda").bfloat16()
     out = torch.empty(rows, spec.columns, device="cuda", dtype=spec.out_dtype)
     ops = {"auto": [SkinnyGemm(spec, w) for w in weights]}
-    if plan_of(spec).bucket(rows) is not None:
+    if plan_of(spec, Device(H200, "sm_90a")).bucket(rows) is not None:
         ops["k3"] = [SkinnyGemm(spec, w, provider="cute") for w in weights]
     calls = {name: [lambda op=op: op(x, out) for op in bound] for name, bound in ops.items()}
     calls["cublas"] = [lambda w=w: _cublas(spec, x, w, out) for w in weights]

@@ -44,7 +44,7 @@ BLOCK = 64  # columns of K in a slot: one 128-byte swizzled row
 ROW_BYTES = BLOCK * 2
 
 
-class SkinnyGemm:
+class SkinnyGemmKernel:
     """One launch of the operator; the constructor's arguments are compile-time.
 
     k: columns of the weight. tile: weight rows of a CTA (a multiple of 8; of 16 for "situ"). tokens: M rounded up

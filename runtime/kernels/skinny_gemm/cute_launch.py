@@ -5,10 +5,10 @@ from functools import cache
 import torch
 
 from runtime.kernels.common.launch.cute_compile import compile_image, compile_kernel, symbol, tensor
-from runtime.kernels.common.launch.device import arch_of
+from runtime.kernels.common.launch.device import H200, arch_of
 from runtime.kernels.common.workshop.audit import Limits
 from runtime.kernels.common.workshop.builds import TARGETS, Build
-from runtime.kernels.skinny_gemm.cute_kernel import SkinnyGemm
+from runtime.kernels.skinny_gemm.cute_kernel import SkinnyGemmKernel
 from runtime.kernels.skinny_gemm.plans import Bucket, Plan
 from runtime.kernels.skinny_gemm.table import PLANS
 
@@ -24,14 +24,19 @@ def operands(k: int, epilogue: str):
 @cache
 def compiled(k, warps, splits, rows, tile, depth, resident, direct, epilogue, arch):
     """The compiled kernel of one K, launch shape and epilogue; any N and any M up to `rows`."""
-    kernel = SkinnyGemm(k, tile, rows, warps, depth, splits, resident, epilogue, direct)
+    kernel = SkinnyGemmKernel(k, tile, rows, warps, depth, splits, resident, epilogue, direct)
     return compile_kernel(kernel, *operands(k, epilogue), arch=arch)
 
 
 def run(x, w, out, *, plan: Plan, bucket: Bucket, epilogue: str) -> None:
     """Launch on PyTorch's current stream."""
+    prepare(x.shape[1], plan, bucket, epilogue, arch_of(x.device))(x, w, out)
+
+
+def prepare(k: int, plan: Plan, bucket: Bucket, epilogue: str, arch: str):
+    """The compiled kernel of a plan's bucket; compiles at the first call."""
     shape = (plan.warps, plan.splits, bucket.rows, bucket.tile, bucket.depth, bucket.resident, bucket.direct)
-    compiled(x.shape[1], *shape, epilogue, arch_of(x.device))(x, w, out)
+    return compiled(k, *shape, epilogue, arch)
 
 
 ROLES = ("weight", "scalar", "activation", "output")  # the weight's tensor map and its layout come first
@@ -40,7 +45,7 @@ ROLES = ("weight", "scalar", "activation", "output")  # the weight's tensor map 
 def builds() -> list[Build]:
     """What CI compiles and audits: for Hopper the smallest and largest batch of every weight, else a selection."""
     found = []
-    for (n, k, epilogue), plan in PLANS.items():
+    for (n, k, epilogue), plan in PLANS[H200].items():
         for bucket in (plan.buckets[0], plan.buckets[-1]):
             everywhere = (n, k) in ((6288, 7168), (896, 7168), (7168, 1536)) or epilogue == "situ"
             found.append(_build(n, k, epilogue, plan, bucket, TARGETS if everywhere else TARGETS[:1]))
@@ -48,7 +53,7 @@ def builds() -> list[Build]:
 
 
 def _build(n, k, epilogue, plan, bucket, targets) -> Build:
-    kernel = SkinnyGemm(
+    kernel = SkinnyGemmKernel(
         k,
         bucket.tile,
         bucket.rows,

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from runtime.kernels.common.launch.device import arch_of, missing_packages
-from runtime.kernels.common.launch.dispatch import AUTO, Choice, Variant, choose, record, unmeasured
+from runtime.kernels.common.launch.device import Device, device_of, missing_packages
+from runtime.kernels.common.launch.dispatch import AUTO, Choice, Variant, choose, record, table_of, unmeasured
 from runtime.kernels.common.maths.activations import situ
 from runtime.kernels.skinny_gemm.plans import Bucket, Plan, default_plan
 from runtime.kernels.skinny_gemm.spec import SkinnyGemmSpec, check, check_weight, unsupported
@@ -13,15 +13,23 @@ from runtime.kernels.skinny_gemm.table import PLANS
 MARGIN = 0.98  # of cuBLAS's time: what is not faster than that is not taken
 
 
-def plan_of(spec: SkinnyGemmSpec) -> Plan | None:
+MEASURED_ON = frozenset(PLANS)
+
+
+def plan_of(spec: SkinnyGemmSpec, device: Device) -> Plan | None:
     """The measured plan of a weight, else one by rule, else None."""
-    return PLANS.get((spec.n, spec.k, spec.epilogue)) or default_plan(spec.n, spec.k, spec.epilogue)
+    measured = table_of(PLANS, device).get((spec.n, spec.k, spec.epilogue))
+    return measured or default_plan(spec.n, spec.k, spec.epilogue)
 
 
-def choose_skinny_gemm(spec: SkinnyGemmSpec, rows: int, arch: str, requested: str = AUTO) -> Choice:
+def choose_skinny_gemm(spec: SkinnyGemmSpec, rows: int, device: Device, requested: str = AUTO) -> Choice:
     """Choose among "cute" (the streaming kernel) and "cublas" (through PyTorch) for `rows` rows."""
-    reasons = [*unsupported(spec, arch), *missing_packages("cutlass"), *unmeasured(arch, requested)]
-    plan = None if reasons else plan_of(spec)
+    reasons = [
+        *unsupported(spec, device.arch),
+        *missing_packages("cutlass"),
+        *unmeasured(device, MEASURED_ON, requested),
+    ]
+    plan = None if reasons else plan_of(spec, device)
     bucket = plan.bucket(rows) if plan else None
     if not reasons and bucket is None:
         reasons.append(f"no launch shape for {rows} rows")
@@ -54,14 +62,25 @@ class SkinnyGemm:
     def __init__(self, spec: SkinnyGemmSpec, weight: Tensor, *, provider: str = AUTO) -> None:
         check_weight(spec, weight)
         self.spec, self.weight = spec, weight
-        self._provider, self._arch = provider, arch_of(weight.device)
-        self._choices = {1: choose_skinny_gemm(spec, 1, self._arch, provider)}
+        self._provider, self._device = provider, device_of(weight.device)
+        self._choices = {1: choose_skinny_gemm(spec, 1, self._device, provider)}
 
     def choice(self, rows: int) -> Choice:
         """What a call with `rows` rows runs, and why; raises ValueError if an explicit provider cannot run it."""
         if rows not in self._choices:
-            self._choices[rows] = choose_skinny_gemm(self.spec, max(rows, 1), self._arch, self._provider)
+            self._choices[rows] = choose_skinny_gemm(self.spec, max(rows, 1), self._device, self._provider)
         return self._choices[rows]
+
+    def prepare(self, max_rows: int) -> None:
+        """Choose for, and compile, every launch that calls with 1 … `max_rows` rows make, before a capture."""
+        taken = [rows for rows in range(1, max_rows + 1) if self.choice(rows).variant == "cute"]
+        if not taken:
+            return
+        from runtime.kernels.skinny_gemm import cute_launch
+
+        plan = plan_of(self.spec, self._device)
+        for bucket in {plan.bucket(rows) for rows in taken}:
+            cute_launch.prepare(self.spec.k, plan, bucket, self.spec.epilogue, self._device.arch)
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """Write the product of x [M, k] to `out` [M, columns] and return it."""
@@ -74,7 +93,7 @@ class SkinnyGemm:
             return self._cublas(x, out)
         from runtime.kernels.skinny_gemm import cute_launch
 
-        plan = plan_of(self.spec)
+        plan = plan_of(self.spec, self._device)
         bucket = plan.bucket(x.shape[0])
         cute_launch.run(x, self.weight, out, plan=plan, bucket=bucket, epilogue=self.spec.epilogue)
         return out

@@ -1,12 +1,13 @@
-"""Measured launch shapes of Kimi K3's projections, by (n, k, epilogue).
+"""Measured launch shapes of Kimi K3's projections, by product and (n, k, epilogue).
 
 One H200, calls chained in a CUDA graph over rotating weights, cuBLAS in the same run: the times are those of the last
 run of `docs/log.md`, the shapes the fastest of its tuning runs. One pair (warps, splits) serves all rows of a weight.
 """
 
+from runtime.kernels.common.launch.device import H200
 from runtime.kernels.skinny_gemm.plans import Bucket, Plan
 
-PLANS: dict[tuple[int, int, str], Plan] = {
+_H200: dict[tuple[int, int, str], Plan] = {
     (6288, 7168, "bf16"): Plan(  # KDA in-projection, TP8
         7,
         1,
@@ -264,3 +265,5 @@ PLANS: dict[tuple[int, int, str], Plan] = {
         ),
     ),
 }
+
+PLANS = {H200: _H200}

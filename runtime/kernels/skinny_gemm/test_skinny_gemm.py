@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from runtime.kernels.common.launch.device import H200, Device
 from runtime.kernels.common.maths.activations import situ
 from runtime.kernels.skinny_gemm import skinny_gemm
 from runtime.kernels.skinny_gemm.dispatch import MARGIN, choose_skinny_gemm
@@ -10,6 +11,7 @@ from runtime.kernels.skinny_gemm.plans import SHARED_BYTES, default_plan
 from runtime.kernels.skinny_gemm.spec import SkinnyGemmSpec, unsupported
 from runtime.kernels.skinny_gemm.table import PLANS
 
+HOPPER = Device(H200, "sm_90a")
 X, W = torch.randn(5, 64).bfloat16(), torch.randn(12, 64).bfloat16()
 
 
@@ -32,10 +34,10 @@ def test_bad_epilogues_are_refused():
         skinny_gemm(X, W[:11], "situ")
 
 
-@pytest.mark.parametrize("key", PLANS, ids=str)
+@pytest.mark.parametrize("key", PLANS[H200], ids=str)
 def test_a_measured_plan_can_be_launched(key):
     n, k, epilogue = key
-    plan = PLANS[key]
+    plan = PLANS[H200][key]
     assert [b.rows for b in plan.buckets] == sorted(b.rows for b in plan.buckets)
     for bucket in plan.buckets:
         slot = 128 * (bucket.tile + (0 if bucket.direct else bucket.rows))
@@ -52,11 +54,11 @@ def test_a_measured_plan_can_be_launched(key):
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 16, 31, 32, 33, 64])
-@pytest.mark.parametrize("key", PLANS, ids=str)
+@pytest.mark.parametrize("key", PLANS[H200], ids=str)
 def test_automatic_choice_never_takes_what_was_measured_slower(key, rows, monkeypatch):
     monkeypatch.setattr("runtime.kernels.skinny_gemm.dispatch.missing_packages", lambda *_: ())
-    choice = choose_skinny_gemm(SkinnyGemmSpec(*key), rows, "sm_90a")
-    bucket = PLANS[key].bucket(rows)
+    choice = choose_skinny_gemm(SkinnyGemmSpec(*key), rows, HOPPER)
+    bucket = PLANS[H200][key].bucket(rows)
     margin = 1.0 if key[2] == "situ" else MARGIN
     faster = bucket is not None and bucket.us is not None and bucket.us <= margin * bucket.cublas_us
     assert choice.variant == ("cute" if faster else "cublas")
@@ -66,16 +68,18 @@ def test_automatic_choice_never_takes_what_was_measured_slower(key, rows, monkey
 def test_shapes_that_were_not_measured_go_to_cublas_and_can_be_requested(monkeypatch):
     monkeypatch.setattr("runtime.kernels.skinny_gemm.dispatch.missing_packages", lambda *_: ())
     spec = SkinnyGemmSpec(1000, 448)
-    assert choose_skinny_gemm(spec, 4, "sm_90a").variant == "cublas"
-    assert "not measured" in choose_skinny_gemm(spec, 4, "sm_90a").reason
-    assert choose_skinny_gemm(spec, 4, "sm_90a", "cute").variant == "cute"
+    assert choose_skinny_gemm(spec, 4, HOPPER).variant == "cublas"
+    assert "not measured" in choose_skinny_gemm(spec, 4, HOPPER).reason
+    assert choose_skinny_gemm(spec, 4, HOPPER, "cute").variant == "cute"
 
 
 def test_all_reasons_against_the_kernel_are_given_at_once():
     reasons = unsupported(SkinnyGemmSpec(11, 100, "situ"), "sm_80")
     assert len(reasons) == 3
     with pytest.raises(ValueError, match=r"sm_80.*multiple of 64.*odd"):
-        choose_skinny_gemm(SkinnyGemmSpec(11, 100, "situ"), 1, "sm_80", "cute")
+        choose_skinny_gemm(
+            SkinnyGemmSpec(11, 100, "situ"), 1, Device("NVIDIA A100-SXM4-80GB", "sm_80"), "cute"
+        )
 
 
 def test_a_plan_by_rule_fills_the_machine_in_one_wave():

@@ -1,9 +1,34 @@
 """What the GPU and the installed compilers at hand can do."""
 
+from dataclasses import dataclass
 from functools import cache
 from importlib import util
 
 import torch
+
+H200 = "NVIDIA H200"
+"""The driver's name of the product that the launch tables were measured on."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What launch tables are keyed by. name: the product, as the driver says it; arch: as `arch_of`."""
+
+    name: str
+    arch: str
+
+
+def device_of(device: torch.device) -> Device:
+    """The product and architecture of a device; ("cpu", "cpu") for the CPU."""
+    if device.type != "cuda":
+        return Device(device.type, device.type)
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return Device(_name(index), arch_of(device))
+
+
+@cache
+def _name(index: int) -> str:
+    return torch.cuda.get_device_name(index)
 
 
 @cache

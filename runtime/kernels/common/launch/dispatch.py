@@ -7,15 +7,16 @@ tests run under it, so that a fast path that silently stops being taken fails th
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from runtime.kernels.common.launch.device import missing_packages
+from runtime.kernels.common.launch.device import H200, Device, missing_packages
 
 _logger = logging.getLogger(__name__)
 AUTO = "auto"
-MEASURED_ON = ("sm_90a",)  # where our kernels have run and were faster than their fallbacks
+Table = TypeVar("Table")
 
 
 class FallbackError(RuntimeError):
@@ -51,19 +52,30 @@ _logged: set[tuple[str, str, tuple[str, ...]]] = set()
 _strict = [False]
 
 
-def unmeasured(arch: str, requested: str) -> tuple[str, ...]:
-    """Why automatic choice does not take a kernel on `arch`, though it compiles: nobody has run it there."""
-    if requested != AUTO or arch in MEASURED_ON:
+def unmeasured(device: Device, measured_on: Collection[str], requested: str) -> tuple[str, ...]:
+    """Why automatic choice does not take a kernel on `device`, though it compiles.
+
+    measured_on: the products on which this operator's kernel has run and was faster than its fallback. A relative of
+    one of them is not one of them: an H100 has another memory.
+    """
+    if requested != AUTO or device.name in measured_on:
         return ()
-    return (f"never run on {arch}",)
+    return (f"never measured on {device.name}",)
 
 
-def cute_or_triton(op: str, refusals: Sequence[str], arch: str, requested: str = AUTO) -> Choice:
-    """Choose among "cute", unless it has `refusals` on `arch` or packages are missing, and "triton" (the fallback).
+def table_of(tables: Mapping[str, Table], device: Device) -> Table:
+    """The launch table of a product; the H200's where a kernel is asked for on one that has none."""
+    return tables.get(device.name, tables[H200])
+
+
+def cute_or_triton(
+    op: str, refusals: Sequence[str], device: Device, measured_on: Collection[str], requested: str = AUTO
+) -> Choice:
+    """Choose among "cute", unless it has `refusals` on `device` or packages are missing, and "triton" (the fallback).
 
     For operators whose kernel is faster than Triton at every batch where it was measured. Raises as `choose`.
     """
-    reasons = (*refusals, *missing_packages("cutlass"), *unmeasured(arch, requested))
+    reasons = (*refusals, *missing_packages("cutlass"), *unmeasured(device, measured_on, requested))
     variants = (
         Variant("cute", reasons, "measured faster than triton at every batch"),
         Variant("triton", missing_packages("triton"), fallback=True),
