@@ -50,6 +50,8 @@ class Command:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     """Variables that k3ctl sets; the rest of the environment is the caller's."""
+    args: Mapping[str, Any]
+    """vLLM's arguments by name, as they stand in ``argv``."""
     api_key: str | None = None
 
 
@@ -84,7 +86,8 @@ def build(
     }
     key = resolved.get("api_key") or environ.get("VLLM_API_KEY")
     first_key = key[0] if isinstance(key, list) else key
-    return Command((python.path, "-m", "vllm.entrypoints.cli.main", "serve", *words), env, first_key or None)
+    start = (python.path, "-m", "vllm.entrypoints.cli.main", "serve", *words)
+    return Command(start, env, args, first_key or None)
 
 
 def plugins(wanted: str | None, installed: Sequence[str]) -> str:

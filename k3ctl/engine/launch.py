@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from k3ctl.engine import command, logs, preflight, procs, prune, rundir
+from k3ctl.engine import command, logs, preflight, procs, prune, record, rundir
 from k3ctl.engine.client import Client
 from k3ctl.engine.command import Node
 from k3ctl.engine.reaper import BOOT
@@ -162,16 +162,19 @@ def launch(
     node: Node | None = None,
     timing: Mapping[str, float] | None = None,
     any_version: bool = False,
+    seen: Mapping[str, Any] | None = None,
 ) -> RunningEngine:
     """Start the engine and return at once; ``wait_ready`` and ``stop`` are the caller's.
 
-    ``timing`` overrides the supervisor's ``grace_s``, ``canary_timeout_s``, ``stall_s`` and ``idle_s``;
-    ``any_version`` accepts a vLLM that the profile is not made for, and tells the runtime to try.
+    ``timing`` overrides the supervisor's ``grace_s``, ``canary_timeout_s``, ``stall_s`` and ``idle_s``; ``seen`` is
+    what the record keeps about the machine (``gpus`` that the engine can see, ``driver``); ``any_version``
+    accepts a vLLM that the profile is not made for, and tells the runtime to try.
     """
     python = preflight.interpreter()
     if not any_version:
         preflight.version(python, resolved.profile)
     preflight.nodes(resolved, node)
+    typed = {key: f"--{key}" for key, value in {"host": host, "port": port}.items() if value is not None}
     host = host if host is not None else str(resolved.get("host", "127.0.0.1"))
     port = port if port is not None else int(resolved.get("port", 8000))
     if not resolved.needs_generated_model:
@@ -193,10 +196,12 @@ def launch(
         built = command.build(resolved, python, run, scratch, os.environ, node)
         forced = {"K3_ANY_VLLM": "1"} if any_version else {}
         built = dataclasses.replace(built, env={**command.time_limits(resolved), **forced, **built.env})
+        kept = record.made(resolved, built.args, built.env, python=python, typed=typed, **(seen or {}))
         run = rundir.update(
             run.dir,
             argv=command.redacted(built.argv),
-            env={k: v for k, v in built.env.items() if k != "VLLM_API_KEY"},
+            env=kept["env"],
+            launch=kept,
             scratch=tuple(dict.fromkeys(scratch)),
             tokenizer=str(resolved.get("tokenizer") or resolved.model),
         )

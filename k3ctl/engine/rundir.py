@@ -73,7 +73,8 @@ class Run:
     """Version of vLLM in the engine's Python."""
     node_rank: int = 0
     nnodes: int = 1
-    gpus: tuple[str, ...] = ()
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    """What it was started with (``engine.record``)."""
     schema: str = SCHEMA
     dir: Path = field(default=Path(), compare=False)
 

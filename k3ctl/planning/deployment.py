@@ -19,6 +19,7 @@ from k3ctl.planning.hardware import Hardware
 from k3ctl.planning.kvcache import CacheSettings
 from k3ctl.planning.memory import DRAFTER_MLA_LAYERS, GIB, Settings
 from k3ctl.planning.weights import Parallel
+from k3ctl.profiles import settings
 from k3ctl.profiles.resolve import ResolvedConfig
 
 DEFAULT_UTILIZATION = 0.92
@@ -78,55 +79,39 @@ class Deployment:
     @cached_property
     def parallel(self) -> Parallel:
         """Tensor, pipeline, data, context and expert parallelism."""
+        tp, pp, dp = settings.parallel_sizes(self.config)
         return Parallel(
-            tp=self.arg("tensor_parallel_size", 1),
-            pp=self.arg("pipeline_parallel_size", 1),
-            dp=self.arg("data_parallel_size", 1),
+            tp=tp,
+            pp=pp,
+            dp=dp,
             dcp=self.arg("decode_context_parallel_size", 1),
             expert_parallel=bool(self.arg("enable_expert_parallel", False)),
         )
 
     @property
     def backend(self) -> str:
-        """``decode_backend`` as vLLM reads it; a misspelt key counts as ``auto``."""
-        extra = self.arg("additional_config", {})
-        return str(extra.get("decode_backend", "auto")) if isinstance(extra, Mapping) else "auto"
+        """``decode_backend`` as vLLM reads it."""
+        return settings.decode_backend(self.config)
 
     @property
     def specialized(self) -> bool:
         """The specialized path is asked for."""
-        return self.backend == "latency_specialized"
+        return self.backend == settings.SPECIALIZED
 
     @property
     def speculator(self) -> Mapping[str, Any] | None:
         """The speculative configuration; None without speculation."""
-        spec = self.arg("speculative_config")
-        if isinstance(spec, Mapping):
-            return spec
-        method = self.arg("spec_method")
-        if not method and not self.arg("spec_model"):
-            return None
-        fields = {
-            "method": method,
-            "model": self.arg("spec_model"),
-            "num_speculative_tokens": self.arg("spec_tokens", 0),
-        }
-        return {key: value for key, value in fields.items() if value is not None}
+        return settings.speculator(self.config)
 
     @property
     def method(self) -> str | None:
-        """Speculation method; guessed from the drafter's name where it is not given."""
-        if self.speculator is None:
-            return None
-        given = self.speculator.get("method")
-        if given:
-            return str(given)
-        return "dspark" if "dspark" in str(self.speculator.get("model", "")).lower() else "draft_model"
+        """Speculation method; None without speculation."""
+        return settings.method(self.config)
 
     @property
     def draft_tokens(self) -> int:
         """K, 0 without speculation."""
-        return int(self.speculator.get("num_speculative_tokens", 0)) if self.speculator else 0
+        return settings.draft_tokens(self.config)
 
     @property
     def query(self) -> int:

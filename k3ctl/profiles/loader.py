@@ -49,17 +49,21 @@ def load(name_or_path: str) -> Profile:
     or a bad value.
     """
     path = _find(name_or_path)
-    own = _read(path)
+    text = _read_text(path)
+    own, texts = _parse(text, path), [(path.name, text)]
     parent_name = own.get("extends")
     merged, inherited = own, frozenset[str]()
     if parent_name is not None:
-        parent = _read_parent(str(parent_name), path)
+        parent_path = _parent_of(path, str(parent_name))
+        text = _read_text(parent_path)
+        texts.append((parent_path.name, text))
+        parent = _inheritable(_parse(text, parent_path), str(parent_name), path)
         merged = _merge(parent, own)
         inherited = frozenset(_dotted(parent)) - frozenset(_dotted(own))
     profile = _validate(merged, path)
     if profile.name != path.stem:
         raise UsageError(f"{path}: `name: {profile.name}` differs from the file name `{path.stem}.yaml`")
-    profile.mark_source(str(path), inherited)
+    profile.mark_source(str(path), inherited, tuple(texts))
     return profile
 
 
@@ -93,27 +97,36 @@ def _find(name_or_path: str) -> Path:
     return known[name_or_path]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+
+
+def _parse(text: str, path: Path) -> dict[str, Any]:
     import yaml
 
     try:
         # libyaml where PyYAML was built with it: ten times faster, and every command reads profiles
         fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=fast)
+        data = yaml.load(text, Loader=fast)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark is not None else ""
         raise UsageError(f"{path}{where}: not valid YAML ({getattr(error, 'problem', error)})") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
     if not isinstance(data, dict):
         raise UsageError(f"{path}: a profile is a mapping of keys")
     return data
 
 
-def _read_parent(name: str, child: Path) -> dict[str, Any]:
+def _parent_of(child: Path, name: str) -> Path:
     sibling = child.parent / f"{name}.yaml"
-    parent = _read(sibling if sibling.is_file() else _find(name))
+    return sibling if sibling.is_file() else _find(name)
+
+
+def _inheritable(parent: dict[str, Any], name: str, child: Path) -> dict[str, Any]:
+    """What a profile takes over from its parent."""
     if "extends" in parent:
         raise UsageError(
             f"{child}: extends `{name}`, which itself extends `{parent['extends']}`",

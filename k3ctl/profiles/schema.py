@@ -175,6 +175,7 @@ class Profile(_Section):
 
     _inherited: frozenset[str] = PrivateAttr(default=frozenset())
     _file: str = PrivateAttr(default="")
+    _texts: tuple[tuple[str, str], ...] = PrivateAttr(default=())
 
     @model_validator(mode="after")
     def _evidence_for_status(self) -> Profile:
@@ -182,9 +183,16 @@ class Profile(_Section):
             raise ValueError("`status: verified` needs `evidence`")
         return self
 
-    def mark_source(self, file: str, inherited: frozenset[str]) -> None:
-        """Remember the file, and which dotted keys came from the profile named by ``extends``."""
-        self._file, self._inherited = file, inherited
+    def mark_source(
+        self, file: str, inherited: frozenset[str], texts: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        """Remember the file, which dotted keys came from the profile named by ``extends``, and what was read."""
+        self._file, self._inherited, self._texts = file, inherited, texts
+
+    @property
+    def texts(self) -> tuple[tuple[str, str], ...]:
+        """(file name, text) of the profile as it was read, then of the one it extends."""
+        return self._texts
 
     @property
     def file(self) -> str:

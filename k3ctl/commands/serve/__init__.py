@@ -90,11 +90,10 @@ def serve(
 
     resolved = resolve(loader.load(profile), parse_set(overrides or []), os.environ)
     node = _node(node_rank, master_addr, master_port)
-    if not skip_checks:
-        session.check(resolved)
+    seen = session.seen(resolved, None if skip_checks else session.check(resolved))
     signal.signal(signal.SIGTERM, session.terminated)
     tell = Narrator()
-    engine = launch.launch(resolved, host=host, port=port, node=node, any_version=skip_checks)
+    engine = launch.launch(resolved, host=host, port=port, node=node, any_version=skip_checks, seen=seen)
     try:
         warnings = session.warn(resolved, engine.run)
         tell.line(f"run `{engine.id}`, log {engine.run.engine_log}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from k3ctl import output
 from k3ctl.errors import ExitCode, K3Error, MachineError
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from k3ctl.profiles.resolve import ResolvedConfig
 
 
-def check(resolved: ResolvedConfig) -> None:
-    """Refuse what `k3ctl doctor` and `k3ctl plan` know cannot work on this node."""
+def check(resolved: ResolvedConfig) -> Snapshot:
+    """Refuse what `k3ctl doctor` and `k3ctl plan` know cannot work on this node; what was seen of its GPUs."""
     from k3ctl.checks import Severity, evaluate
     from k3ctl.gpus.collect import reading
 
@@ -39,6 +39,27 @@ def check(resolved: ResolvedConfig) -> None:
         )
     if profile.requires.gpus:
         _check_specialized(resolved, read.snapshot)
+    return read.snapshot
+
+
+def seen(resolved: ResolvedConfig, snapshot: Snapshot | None) -> dict[str, Any]:
+    """What the run's record keeps of the machine: the GPUs that the engine can see, and the driver."""
+    from k3ctl import gpus
+    from k3ctl.gpus.visible import visible
+    from k3ctl.host.values import known
+
+    if not resolved.profile.requires.gpus:
+        return {"gpus": []}
+    node = (snapshot or gpus.snapshot()).nodes[0]
+    name = "CUDA_VISIBLE_DEVICES"
+    found = visible(node, resolved.env.get(name, os.environ.get(name)))
+    listed = None
+    if found is not None:
+        listed = [
+            {"index": gpu.index, "name": known(gpu.name, None), "uuid": known(gpu.uuid, None)}
+            for gpu in found
+        ]
+    return {"gpus": listed, "driver": node.nvml.driver or ""}
 
 
 def _check_specialized(resolved: ResolvedConfig, snapshot: Snapshot) -> None:
