@@ -35,12 +35,16 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class StepKey:
-    """What kind of step: path ran, batch kind, graph mode, and why the path was not specialized."""
+    """What kind of step: path ran, batch kind, graph mode, and why the path was not specialized.
+
+    ``slots``: which parts of a specialized step ran an executor's own kernels; empty where there is no choice.
+    """
 
     path: str
     kind: str
     mode: str
     reason: str
+    slots: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,12 @@ class WorkerPage:
     counts: Counts
     unavailable: tuple[str, ...] = ()
     """Why this deployment cannot have the specialized path, whether or not it asked for it."""
+    workers: int = 0
+    """How many workers the whole deployment has; 0: an older page, which does not say."""
+    engine: int = 0
+    """The data-parallel replica it belongs to: its workers take every step together."""
+    pid: int = 0
+    started_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -155,7 +165,8 @@ def engagement(counts: Counts) -> float | None:
     steps = decode_steps(counts)
     if steps <= 0:
         return None
-    return sum(count.steps for key, count in counts.items() if key.path == "specialized") / steps
+    specialized = {key: count for key, count in counts.items() if key.path == "specialized"}
+    return decode_steps(specialized) / steps
 
 
 def by_reason(counts: Counts) -> tuple[tuple[str, float], ...]:
@@ -168,7 +179,7 @@ def by_reason(counts: Counts) -> tuple[tuple[str, float], ...]:
 
 
 def _key(labels: Mapping[str, Any]) -> StepKey:
-    return StepKey(*(str(labels.get(name, "")) for name in ("path", "kind", "mode", "reason")))
+    return StepKey(*(str(labels.get(name, "")) for name in ("path", "kind", "mode", "reason", "slots")))
 
 
 def _rank(value: Any) -> int:
@@ -205,4 +216,8 @@ def _worker(page: Mapping[str, Any]) -> WorkerPage:
         refused=_texts(page.get("refused")),
         counts=counts,
         unavailable=_texts(page.get("unavailable")),
+        workers=int(_number(page.get("workers"))),
+        engine=int(_number(page.get("engine"))),
+        pid=int(_number(page.get("pid"))),
+        started_at=_number(page.get("started_at")),
     )

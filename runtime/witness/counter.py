@@ -12,9 +12,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -23,16 +23,26 @@ TABLE_SCHEMA = "k3.witness.table/1"
 DIRECTORY_ENV = "K3_WITNESS_DIR"
 FLUSH_PERIOD_S = 0.25
 
-Key = tuple[str, str, str, str]
-"""(path, kind, mode, reason)."""
+
+class Key(NamedTuple):
+    """What kind of step: its path, what it holds, how it ran, why it is not specialized, which slots are ours."""
+
+    path: str
+    kind: str
+    mode: str
+    reason: str
+    slots: str = ""
 
 
 class Witness:
     """Step counters of one worker.
 
-    ``about``: facts fixed at start (rank, platform, vllm, known_build, decode_backend, max_rows, query_len, refused).
-    ``directory``: where the page goes; None keeps the counts in memory only.
+    ``about``: facts fixed at start (see ``about.who``; besides, decode_backend, max_rows, query_len, refused).
+    ``directory``: where the page goes; None keeps the counts in memory only. ``graphs`` answers with the table of
+    captured graphs, where there are such.
     """
+
+    graphs: Callable[[], list[dict[str, Any]]] | None = None
 
     def __init__(self, about: Mapping[str, Any], directory: Path | None = None) -> None:
         self.about = dict(about)
@@ -64,13 +74,7 @@ class Witness:
         """The page as data (schema ``k3.witness/1``)."""
         counted = list(self._counts.items())  # one atomic copy: the engine's thread goes on adding
         steps = [
-            dict(
-                zip(
-                    ("path", "kind", "mode", "reason", "steps", "rows", "tokens"),
-                    (*key, *counts),
-                    strict=True,
-                )
-            )
+            {**key._asdict(), **dict(zip(("steps", "rows", "tokens"), counts, strict=True))}
             for key, counts in sorted(counted)
         ]
         return {
@@ -80,6 +84,7 @@ class Witness:
             "started_at": self.started_at,
             "updated_at": time.time(),
             "steps": steps,
+            **({"graphs": self.graphs()} if self.graphs is not None else {}),
         }
 
     def publish(self) -> None:
@@ -150,6 +155,7 @@ def prometheus_samples(pages: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str
         rank = str(page.get("rank", 0))
         for entry in page.get("steps", ()):
             labels = {"rank": rank, **{k: str(entry[k]) for k in ("path", "kind", "mode", "reason")}}
+            labels["slots"] = str(entry.get("slots", ""))
             for name in ("steps", "rows", "tokens"):
                 yield f"k3_{name}", labels, float(entry[name])
         info = {

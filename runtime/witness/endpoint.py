@@ -88,15 +88,24 @@ class _Fixed:
 
 
 async def _pages(app: FastAPI) -> list[dict[str, Any]]:
-    """Ask the workers; when they are busy, or without the worker extension, read this host's pages."""
+    """Ask the workers; when they are busy, or without the worker extension, read this host's pages.
+
+    vLLM asks the workers of one engine only. Those of its other data-parallel engines are read from this host's pages.
+    """
     client = getattr(app.state, "k3_engine_client", None)
     if client is not None:
         try:
-            return [page for page in await _ask(app.state, client) if page]
+            answers = [page for page in await _ask(app.state, client) if page]
+            answered = {page.get("engine", 0) for page in answers}
+            return answers + [page for page in _on_disk() if page.get("engine", 0) not in answered]
         except TimeoutError:
             logger.debug("k3 witness: the workers are busy; reading this host's pages")
         except Exception as error:
             logger.warning("k3 witness: no answer from the workers (%s); reading this host's pages", error)
+    return _on_disk()
+
+
+def _on_disk() -> list[dict[str, Any]]:
     directory = witness.directory_from_env()
     return witness.read_pages(directory) if directory else []
 

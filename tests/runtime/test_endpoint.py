@@ -14,6 +14,15 @@ pytest.importorskip("fastapi")
 
 from runtime.witness import endpoint
 
+STEP = {
+    "path": "standard",
+    "kind": "decode",
+    "mode": "full",
+    "reason": "",
+    "steps": 1,
+    "rows": 1,
+    "tokens": 1,
+}
 PAGE = {"schema": "k3.witness/1", "rank": 0, "steps": []}
 
 
@@ -85,3 +94,18 @@ async def test_workers_without_the_extension_are_said_so_and_the_page_answers(
     app: Any = SimpleNamespace(state=SimpleNamespace(k3_engine_client=workers))
     assert (await endpoint._pages(app))[0]["from"] == "disk"
     assert "no answer from the workers" in caplog.text
+
+
+async def test_the_workers_of_other_engines_are_read_from_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM asks one engine; a page of that engine on disk is older than its answer and left out."""
+    monkeypatch.setenv("K3_WITNESS_DIR", str(tmp_path))
+    for rank, engine in ((0, 0), (1, 1)):
+        page = {**PAGE, "rank": rank, "engine": engine, "from": "disk"}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(page | {"steps": [STEP]}))
+    workers = Workers()
+    workers.free.set()
+    app: Any = SimpleNamespace(state=SimpleNamespace(k3_engine_client=workers))
+    pages = await endpoint._pages(app)
+    assert [(page["rank"], page.get("from")) for page in pages] == [(0, None), (1, "disk")]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.witness import Witness, prometheus_samples, read_pages
+from runtime.witness import Key, Witness, prometheus_samples, read_pages
 
-SPECIALIZED = ("specialized", "decode", "eager", "")
-PREFILL = ("standard", "mixed", "eager", "prefill-in-batch")
+SPECIALIZED = Key("specialized", "decode", "eager", "")
+PREFILL = Key("standard", "mixed", "eager", "prefill-in-batch")
 
 
 def make(directory: Path | None = None, **about: object) -> Witness:

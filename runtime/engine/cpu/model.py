@@ -26,7 +26,7 @@ from runtime.model.decode import DecodeSetup, plan
 from runtime.model.mixing import AttentionMixer
 from runtime.model.model import Decoder
 from runtime.model.weights import load_module, missing_weights
-from runtime.versions import KNOWN_VLLM, runtime_version, vllm_version
+from runtime.witness.about import who
 
 
 class K3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
@@ -76,7 +76,9 @@ class K3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
             return NullMixer()
         step = plan(batch, self.setup)
         self.witness.record(
-            (step.path.value, step.kind.value, "eager", step.reason), len(batch.query_lens), batch.tokens
+            witness.Key(step.path.value, step.kind.value, "eager", step.reason),
+            len(batch.query_lens),
+            batch.tokens,
         )
         return mixer_for(step, self.caches, rows)
 
@@ -122,11 +124,8 @@ def step_rows() -> dict[str, PagedRows] | None:
 
 def _about(setup: DecodeSetup, vllm_config: VllmConfig) -> dict[str, Any]:
     return {
-        "runtime": runtime_version(),
-        "vllm": vllm_version(),
-        "known_build": vllm_version() in KNOWN_VLLM,
+        **who(vllm_config),
         "platform": current_platform.device_type,
-        "rank": vllm_config.parallel_config.rank,
         "decode_backend": SPECIALIZED if setup.requested else "auto",
         "max_rows": setup.max_rows,
         "query_len": setup.query_len,
