@@ -14,7 +14,7 @@ from k3ctl.engine.stages import Stage
 from k3ctl.loadtest import driver, target, workload
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve
-from k3ctl.telemetry.witness import decode_steps
+from k3ctl.server.witness import decode_steps
 from k3ctl.verdict import check
 from k3ctl.verdict.judge import Grade, Verdict
 

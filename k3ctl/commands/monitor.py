@@ -82,7 +82,7 @@ def monitor(
                 "--replay shows a recording: it cannot be combined with --url, --run, --record, --bench"
             )
         return _replay(replay, speed, profile, interval, once or as_json)
-    from k3ctl.telemetry.scrape import DEADLINE_S, PATIENT_S
+    from k3ctl.server.client import PATIENT_S, SCREEN_S
     from k3ctl.tui import watch
 
     watched = watch.runs(url or [], run)
@@ -93,7 +93,7 @@ def monitor(
         interval_s=interval,
         bench=bench,
         gpus=gpus,
-        deadline_s=PATIENT_S if once or as_json else DEADLINE_S,
+        deadline_s=PATIENT_S if once or as_json else SCREEN_S,
     )
     if record is not None:
         return _recorded(record, feeds, interval, deployment, once or as_json)

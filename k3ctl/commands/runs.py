@@ -112,17 +112,11 @@ def as_data(run: Run) -> dict[str, Any]:
 
 def _chosen(run_id: str | None) -> Run:
     from k3ctl.engine import rundir
+    from k3ctl.server import which
 
     if run_id:
         return rundir.find(run_id)
-    live = [run for run in rundir.all_runs() if run.live()]
-    if len(live) > 1:
-        raise UsageError(f"{len(live)} engines are running: name one", reasons=[run.id for run in live])
-    if not live:
-        raise UsageError(
-            "no engine is running", hint="`k3ctl ps --all` shows the ones that ended; name one of them"
-        )
-    return live[0]
+    return which.only()
 
 
 def _tail(run: Run, count: int, window_bytes: int = 4 << 20) -> Sequence[str]:

@@ -52,10 +52,11 @@ def verify(
     """
     if trace_file is not None:
         return traced([trace_file])
+    from k3ctl.server import which
     from k3ctl.verdict import check
     from k3ctl.verdict.judge import Grade
 
-    key = os.environ.get("VLLM_API_KEY")
+    key = which.api_key(os.environ)
     if trace:
         return traced(check.profile(check.target(url, run), tokens=tokens, api_key=key))
     if require not in REQUIREMENTS:

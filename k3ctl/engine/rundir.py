@@ -246,13 +246,19 @@ def find(id_or_url: str) -> Run:
 
 
 def address_of(url: str) -> tuple[str, int]:
-    """Host and port of a URL, with names of this machine folded to ``127.0.0.1``."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    return (
-        "127.0.0.1" if host in LOOPBACK or host in WILDCARDS else host,
-        parts.port or (443 if parts.scheme == "https" else 80),
-    )
+    """Host and port of a URL, with names of this machine folded to ``127.0.0.1``.
+
+    Raises:
+        UsageError: it has no host, or a port that is none.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise UsageError(f"`{url}` is not a server address: {error}") from None
+    if not host:
+        raise UsageError(f"`{url}` is not a server address")
+    return ("127.0.0.1" if host in LOOPBACK or host in WILDCARDS else host), port
 
 
 @contextlib.contextmanager
@@ -266,11 +272,17 @@ def quiet(path: Path) -> Iterator[None]:
 def _by_url(url: str) -> Run:
     wanted = address_of(url)
     # only node 0 of a launch over several nodes has the server
-    matches = [run for run in all_runs() if run.node_rank == 0 and address_of(run.url) == wanted]
+    matches = [run for run in all_runs() if run.node_rank == 0 and _serves(run, wanted)]
     found = next((run for run in matches if run.live()), None) or next(iter(matches), None)
     if found is None:
         raise UsageError(f"no run of this user serves `{url}`", hint="see `k3ctl ps --all`")
     return found
+
+
+def _serves(run: Run, wanted: tuple[str, int]) -> bool:
+    with contextlib.suppress(UsageError):
+        return address_of(run.url) == wanted
+    return False
 
 
 @contextlib.contextmanager

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from k3ctl.engine.client import Load
+from k3ctl.signals import STALLED_AFTER_S, stalled
 
-STALL_S = 30.0
+STALL_S = STALLED_AFTER_S
 IDLE_S = 60.0
 """Without work for this long, a canary asks for a sign of life."""
 
@@ -49,7 +50,7 @@ class Watch:
                 return Finding("resumed", "the engine gets on again")
             return None
         flat_s = now - self._moved_at
-        if self._stalled or flat_s < self._stall_s:
+        if self._stalled or not stalled(load.running, flat_s, self._stall_s):
             return None
         self._stalled = True
         text = f"{load.running:.0f} requests run and nothing got done for {flat_s:.0f} s"

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from k3ctl.engine.client import Client
 from k3ctl.errors import EngineError, MachineError
 from k3ctl.loadtest import aiperf, guidellm_args, traces
 from k3ctl.loadtest.events import Event, Tail
 from k3ctl.loadtest.target import Target
 from k3ctl.loadtest.workload import Workload
+from k3ctl.server import models
+from k3ctl.server.client import Client
 
 BRIDGE = Path(__file__).parent / "bridge" / "guidellm_bridge.py"
 EVENTS = "events.jsonl"
@@ -129,19 +130,11 @@ def tokens_per_word(client: Client, model: str, sample: str) -> float:
 
 def _sessions(load: Workload, to: Target, client: Client) -> tuple[Workload, list[traces.Session]]:
     assert load.sessions is not None
-    shape, note = traces.fitted(load.sessions, _max_model_len(client, to.model))
+    shape, note = traces.fitted(load.sessions, models.max_model_len(client, to.model))
     if note:
         load = load.changed(note, sessions=shape, output_tokens=shape.output_tokens)
     per_word = tokens_per_word(client, to.model, " ".join(traces.WORDS * 4))
     return load, traces.sessions(shape, seed=load.seed, tokens_per_word=per_word)
-
-
-def _max_model_len(client: Client, model: str) -> int | None:
-    answer = client.json("/v1/models", timeout_s=10)
-    for entry in answer.get("data", []) if isinstance(answer, dict) else []:
-        if entry.get("id") == model and isinstance(entry.get("max_model_len"), int):
-            return int(entry["max_model_len"])
-    return None
 
 
 def _guidellm(argv: list[str], report: str, sessions: int | None) -> ClientRun:

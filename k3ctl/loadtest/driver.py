@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from k3ctl.engine import rundir
-from k3ctl.engine.client import Client
 from k3ctl.errors import EngineError, ExitCode, K3Error
 from k3ctl.loadtest import child, clients, compare, live, scrape, summary, target, tokens
 from k3ctl.loadtest.child import Child
@@ -26,6 +25,7 @@ from k3ctl.loadtest.sampler import Sampler
 from k3ctl.loadtest.scrape import Sample
 from k3ctl.loadtest.target import Target
 from k3ctl.loadtest.workload import Workload
+from k3ctl.server.client import Client
 
 POLL_S = 0.2
 LINE_S = 1.0

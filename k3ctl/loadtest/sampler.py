@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from k3ctl.engine.client import Client
 from k3ctl.loadtest import scrape
 from k3ctl.loadtest.scrape import Sample
+from k3ctl.server.client import Client
 
 INTERVAL_S = 1.0
 

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from k3ctl.engine.client import Client
+from k3ctl import signals
 from k3ctl.errors import EngineError
 from k3ctl.loadtest.target import CPU
-from k3ctl.telemetry import witness as pages
-from k3ctl.telemetry.prometheus import Page, PageError, parse
+from k3ctl.server import witness as pages
+from k3ctl.server.client import Client
+from k3ctl.server.prometheus import Page, PageError, parse
 
 
 @dataclass(frozen=True)
@@ -67,23 +68,21 @@ class Sample:
 
 
 SERIES = {
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
-    "prompt_tokens": "vllm:prompt_tokens_total",
-    "generation_tokens": "vllm:generation_tokens_total",
-    "prefix_queries": "vllm:prefix_cache_queries_total",
-    "prefix_hits": "vllm:prefix_cache_hits_total",
-    "drafts": "vllm:spec_decode_num_drafts_total",
-    "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
-    "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
-    "preemptions": "vllm:num_preemptions_total",
-    "tpot_sum_s": "vllm:request_time_per_output_token_seconds_sum",
-    "tpot_count": "vllm:request_time_per_output_token_seconds_count",
-    "process_start": "process_start_time_seconds",
+    "running": signals.RUNNING,
+    "waiting": signals.WAITING,
+    "prompt_tokens": signals.PROMPT_TOKENS,
+    "generation_tokens": signals.GENERATION_TOKENS,
+    "prefix_queries": signals.PREFIX_QUERIES,
+    "prefix_hits": signals.PREFIX_HITS,
+    "drafts": signals.DRAFTS,
+    "draft_tokens": signals.DRAFT_TOKENS,
+    "accepted_tokens": signals.ACCEPTED_TOKENS,
+    "preemptions": signals.PREEMPTIONS,
+    "tpot_sum_s": f"{signals.TPOT}_sum",
+    "tpot_count": f"{signals.TPOT}_count",
+    "process_start": signals.PROCESS_START,
 }
-PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-CACHE_CONFIG = "vllm:cache_config_info"
-WANTED = frozenset({*SERIES.values(), PER_POSITION, CACHE_CONFIG})
+WANTED = frozenset({*SERIES.values(), signals.ACCEPTED_PER_POSITION, signals.CACHE_INFO})
 
 
 def sample_metrics(text: str, *, ts: float, mono: float, witness: Mapping[str, Any] | None = None) -> Sample:
@@ -93,7 +92,7 @@ def sample_metrics(text: str, *, ts: float, mono: float, witness: Mapping[str, A
     for (name, labels), value in _page(text).series.items():
         sums[name] = sums.get(name, 0.0) + value
         position = dict(labels).get("position", "")
-        if name == PER_POSITION and position.isdigit():
+        if name == signals.ACCEPTED_PER_POSITION and position.isdigit():
             positions[int(position)] = positions.get(int(position), 0.0) + value
     return Sample(
         ts=ts,
@@ -108,7 +107,7 @@ def server_facts(text: str, witness: Mapping[str, Any] | None) -> dict[str, Any]
     """What the server itself says about its deployment: ``prefix_caching``, ``decode_backend``, ``vllm``."""
     facts: dict[str, Any] = {}
     for (name, labels), _ in _page(text).series.items():
-        if name == CACHE_CONFIG and "enable_prefix_caching" in dict(labels):
+        if name == signals.CACHE_INFO and "enable_prefix_caching" in dict(labels):
             facts["prefix_caching"] = dict(labels)["enable_prefix_caching"] == "True"
     for worker in _workers(witness)[:1]:
         facts |= {"decode_backend": worker.decode_backend, "vllm": worker.vllm}
@@ -143,7 +142,7 @@ def _workers(table: Mapping[str, Any] | None) -> tuple[pages.WorkerPage, ...]:
 
 def _page(text: str) -> Page:
     try:
-        return parse(text.encode(), WANTED, required_prefix="vllm:")
+        return parse(text.encode(), WANTED, required_prefix=signals.PREFIX)
     except PageError:
         return Page({})
 
@@ -156,7 +155,7 @@ def fetch(client: Client) -> tuple[str | None, dict[str, Any] | None]:
     except EngineError:
         metrics = None
     try:
-        witness = client.json("/k3/witness", timeout_s=5)
+        witness = client.json(pages.ROUTE, timeout_s=5)
     except EngineError:
         witness = None
     return metrics, witness if isinstance(witness, dict) else None

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from k3ctl.engine.client import Client
 from k3ctl.engine.rundir import Run
-from k3ctl.errors import EngineError, UsageError
+from k3ctl.errors import UsageError
 from k3ctl.facts import products
-from k3ctl.telemetry.scrape import base_url
+from k3ctl.server import models
+from k3ctl.server.client import Client
+from k3ctl.server.which import base_url
 
 CPU = "none (CPU)"
 """GPU product of a deployment on the CPU engine."""
@@ -96,10 +97,10 @@ def deployment_from_argv(argv: list[str], *, profile: str | None = None) -> Depl
     )
 
 
-def from_url(url: str, *, model: str | None, tokenizer: str | None) -> Target:
+def from_url(url: str, *, model: str | None, tokenizer: str | None, api_key: str | None = None) -> Target:
     """A server known only by its address; the served model's name is asked for when it is not given."""
     base = base_url(url)
-    served = model or served_model(Client(base))
+    served = model or models.served(Client(base, api_key=api_key))
     if tokenizer is None:
         raise UsageError(
             f"no tokenizer known for `{base}`",
@@ -112,21 +113,6 @@ def from_url(url: str, *, model: str | None, tokenizer: str | None) -> Target:
     )
 
 
-def served_model(client: Client) -> str:
-    """The one model that the server offers.
-
-    Raises:
-        EngineError: nothing answers.
-        UsageError: it offers none or several.
-    """
-    models = _models(client)
-    if len(models) != 1:
-        raise UsageError(
-            f"`{client.url}` serves {len(models)} models", hint=f"add `--model`: {', '.join(models)}"
-        )
-    return models[0]
-
-
 def preflight(target: Target, client: Client) -> None:
     """Fail with one line before a client that takes ten seconds to import is started.
 
@@ -134,11 +120,7 @@ def preflight(target: Target, client: Client) -> None:
         EngineError: the server does not answer or does not serve the model.
         UsageError: the tokenizer directory holds no tokenizer.
     """
-    if target.model not in (models := _models(client)):
-        raise EngineError(
-            f"`{target.url}` does not serve `{target.model}`",
-            hint=f"it serves: {', '.join(models) or 'nothing'}",
-        )
+    models.served(client, target.model)
     directory = Path(target.tokenizer).expanduser()
     is_path = target.tokenizer.startswith(("/", ".", "~")) or directory.exists()
     if is_path and not any((directory / name).is_file() for name in TOKENIZER_FILES):
@@ -181,9 +163,3 @@ def _json_option(argv: list[str], name: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _models(client: Client) -> list[str]:
-    answer = client.json("/v1/models", timeout_s=10)
-    entries = answer.get("data", []) if isinstance(answer, dict) else []
-    return [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry]

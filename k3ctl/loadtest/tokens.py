@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from k3ctl.engine.client import Client
 from k3ctl.errors import EngineError
 from k3ctl.loadtest.events import Event
+from k3ctl.server.client import Client
 
 FILE = "tokenize.json"
 MARKERS = ("<|open|>", "<|close|>", "<|sep|>", "<|open|>think<|sep|>", "<|close|>think<|sep|>")

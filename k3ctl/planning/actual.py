@@ -10,6 +10,7 @@ from typing import Any
 
 from k3ctl.errors import UsageError
 from k3ctl.planning.memory import GIB, MemoryPlan
+from k3ctl.signals import CACHE_INFO
 
 _LOG = {
     "weights_gib": re.compile(r"Model loading took ([\d.]+) GiB"),
@@ -20,7 +21,7 @@ _LOG = {
     "sequence_tokens": re.compile(r"Maximum concurrency for ([\d,]+) tokens per request"),
     "sequences": re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x"),
 }
-_METRIC = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
+_METRIC = re.compile(rf"^{CACHE_INFO}\{{(?P<labels>.*)\}}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _LABELS = {
     "block_size": "block_tokens",
@@ -52,12 +53,12 @@ class Row:
 def read(source: str) -> str:
     """The text of a file, or of an ``http(s)`` address; raises ``UsageError`` when it cannot be read."""
     if source.startswith(("http://", "https://")):
-        import httpx
+        from k3ctl.server import client
 
         try:
-            return httpx.get(source, timeout=10).raise_for_status().text
-        except httpx.HTTPError as error:
-            raise UsageError(f"cannot read {source}: {error}") from error
+            return client.fetch(source)
+        except client.HttpError as error:
+            raise UsageError(f"cannot read {source}: {error.reason}", hint=error.hint) from error
     try:
         return Path(source).read_text(encoding="utf-8", errors="replace")
     except OSError as error:

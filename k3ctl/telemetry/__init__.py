@@ -2,8 +2,7 @@
 
     bytes or rows from a feed  →  events  →  reduce(state, event)  →  build(state, now)  →  View
 
-``prometheus`` and ``scrape`` read metrics pages, ``engines`` and ``witness`` give their series meaning,
-``histogram`` does the arithmetic, ``reducer`` keeps bounded history, ``view`` is what a screen or a script
-shows, ``rules`` are the alerts. Everything except ``scrape`` and ``recording`` is free of I/O; nothing here
-knows a terminal toolkit.
+``engines`` gives the series of a metrics page meaning, ``histogram`` does the arithmetic, ``reducer`` keeps bounded
+history, ``view`` is what a screen or a script shows, ``rules`` are the alerts. Everything except ``recording`` is free
+of I/O; nothing here knows a terminal toolkit.
 """

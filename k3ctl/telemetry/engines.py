@@ -1,7 +1,7 @@
 """The meaning of vLLM's series: one ``EngineSample`` per ``engine`` label of a page.
 
-Names follow vLLM 0.33.0 (``v1/metrics/loggers.py``, ``v1/spec_decode/metrics.py``). A value the page lacks is
-None, never zero: a server that does not speculate has no acceptance length, not one of zero.
+Their names are in ``k3ctl.signals``. A value the page lacks is None, never zero: a server that does not speculate
+has no acceptance length, not one of zero.
 """
 
 from __future__ import annotations
@@ -10,46 +10,39 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from k3ctl import signals
+from k3ctl.server.prometheus import Page
+from k3ctl.server.witness import FAMILIES as WITNESS_FAMILIES
 from k3ctl.telemetry.histogram import Histogram, histogram
-from k3ctl.telemetry.prometheus import Page
-from k3ctl.telemetry.witness import FAMILIES as WITNESS_FAMILIES
-
-PREFIX = "vllm:"
 
 COUNTERS: Mapping[str, str] = {
-    "prompt_tokens": "vllm:prompt_tokens_total",
-    "generation_tokens": "vllm:generation_tokens_total",
-    "preemptions": "vllm:num_preemptions_total",
-    "prefix_queries": "vllm:prefix_cache_queries_total",
-    "prefix_hits": "vllm:prefix_cache_hits_total",
-    "drafts": "vllm:spec_decode_num_drafts_total",
-    "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
-    "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
-    "corrupted": "vllm:corrupted_requests_total",
+    "prompt_tokens": signals.PROMPT_TOKENS,
+    "generation_tokens": signals.GENERATION_TOKENS,
+    "preemptions": signals.PREEMPTIONS,
+    "prefix_queries": signals.PREFIX_QUERIES,
+    "prefix_hits": signals.PREFIX_HITS,
+    "drafts": signals.DRAFTS,
+    "draft_tokens": signals.DRAFT_TOKENS,
+    "accepted_tokens": signals.ACCEPTED_TOKENS,
+    "corrupted": signals.CORRUPTED,
 }
-"""Our name → series. Cache queries and hits count tokens; ``corrupted`` exists only with NaN checks on."""
+"""Our name → series."""
 
 GAUGES: Mapping[str, str] = {
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
-    "kv_usage": "vllm:kv_cache_usage_perc",
+    "running": signals.RUNNING,
+    "waiting": signals.WAITING,
+    "kv_usage": signals.CACHE_USED,
 }
-"""Our name → series. ``kv_usage`` is a share from 0 to 1 in spite of its name."""
+"""Our name → series."""
 
 HISTOGRAMS: Mapping[str, str] = {
-    "ttft": "vllm:time_to_first_token_seconds",
-    "itl": "vllm:inter_token_latency_seconds",
-    "e2e": "vllm:e2e_request_latency_seconds",
-    "queue": "vllm:request_queue_time_seconds",
-    "iteration_tokens": "vllm:iteration_tokens_total",
+    "ttft": signals.TTFT,
+    "itl": signals.ITL,
+    "e2e": signals.E2E,
+    "queue": signals.QUEUE,
+    "iteration_tokens": signals.ITERATION_TOKENS,
 }
-"""Our name → series. Seconds, except tokens per engine step in ``iteration_tokens``."""
-
-ACCEPTED_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-FINISHED = "vllm:request_success_total"
-WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
-REJECTIONS = "vllm:admission_rejections_total"
-CACHE_INFO = "vllm:cache_config_info"
+"""Our name → series."""
 
 _HISTOGRAM_PARTS = {
     f"{series}_{part}": (name, part)
@@ -61,7 +54,13 @@ _GAUGE_NAMES = {series: name for name, series in GAUGES.items()}
 
 WANTED = frozenset(
     {*_COUNTER_NAMES, *_GAUGE_NAMES, *_HISTOGRAM_PARTS, *WITNESS_FAMILIES}
-    | {ACCEPTED_PER_POSITION, FINISHED, WAITING_BY_REASON, REJECTIONS, CACHE_INFO}
+    | {
+        signals.ACCEPTED_PER_POSITION,
+        signals.FINISHED,
+        signals.WAITING_BY_REASON,
+        signals.REJECTIONS,
+        signals.CACHE_INFO,
+    }
 )
 """Every series name that the pipeline reads."""
 
@@ -102,9 +101,9 @@ def server_sample(page: Page) -> ServerSample:
     for (name, label_pairs), value in page.series.items():
         labels = dict(label_pairs)
         model = model or labels.get("model_name", "")
-        if name == REJECTIONS:
+        if name == signals.REJECTIONS:
             rejections[labels.get("reason", "")] = value
-        elif name.startswith(PREFIX):
+        elif name.startswith(signals.PREFIX):
             engines[labels.get("engine", "0")].add(name, labels, value)
     return ServerSample(
         engines={label: engines[label].build() for label in sorted(engines, key=_engine_order)},
@@ -137,13 +136,13 @@ class _Builder:
             self.gauges[_GAUGE_NAMES[name]] = value
         elif name in _HISTOGRAM_PARTS:
             self._add_histogram(*_HISTOGRAM_PARTS[name], labels, value)
-        elif name == WAITING_BY_REASON:
+        elif name == signals.WAITING_BY_REASON:
             self.waiting_by_reason[labels.get("reason", "")] = value
-        elif name == FINISHED:
+        elif name == signals.FINISHED:
             self.finished[labels.get("finished_reason", "")] = value
-        elif name == ACCEPTED_PER_POSITION and labels.get("position", "").isdecimal():
+        elif name == signals.ACCEPTED_PER_POSITION and labels.get("position", "").isdecimal():
             self.positions[int(labels["position"])] = value
-        elif name == CACHE_INFO:
+        elif name == signals.CACHE_INFO:
             self.cache_info = dict(labels)
 
     def _add_histogram(self, name: str, part: str, labels: Mapping[str, str], value: float) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+from k3ctl.server.prometheus import Page
+from k3ctl.server.witness import WorkerPage
 from k3ctl.telemetry.gpus import GpuFinding, GpuSample
-from k3ctl.telemetry.prometheus import Page
-from k3ctl.telemetry.witness import WorkerPage
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,14 @@ def went_backwards(older: EngineSample, newer: EngineSample) -> bool:
 
 
 def moved(older: EngineSample, newer: EngineSample) -> bool:
-    """The engine made progress: tokens were generated or an iteration ran."""
+    """The engine made progress, as ``signals.stalled`` means it: tokens, an iteration, or the cache in use."""
     steps = (older.engine_steps, newer.engine_steps)
     if None not in steps and steps[0] != steps[1]:
         return True
-    return older.counters.get("generation_tokens") != newer.counters.get("generation_tokens")
+    counters = ("generation_tokens", "prompt_tokens")
+    return older.gauges.get("kv_usage") != newer.gauges.get("kv_usage") or any(
+        older.counters.get(name) != newer.counters.get(name) for name in counters
+    )
 
 
 def window(seconds: float, older: EngineSample, newer: EngineSample) -> Window:

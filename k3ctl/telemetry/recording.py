@@ -15,6 +15,8 @@ from typing import Any, TextIO
 
 from k3ctl import __version__
 from k3ctl.errors import UsageError
+from k3ctl.server.prometheus import Page, Series
+from k3ctl.server.witness import StepCount, WorkerPage, workers_of_table
 from k3ctl.telemetry import gpus
 from k3ctl.telemetry.events import (
     BenchReported,
@@ -26,9 +28,7 @@ from k3ctl.telemetry.events import (
     StageChanged,
     WitnessRead,
 )
-from k3ctl.telemetry.prometheus import Page, Series
 from k3ctl.telemetry.reference import Deployment
-from k3ctl.telemetry.witness import StepCount, WorkerPage, workers_of_table
 
 SCHEMA = "k3ctl.recording/1"
 FULL_PAGE_EVERY = 60

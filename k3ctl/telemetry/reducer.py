@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from k3ctl.telemetry import bench, witness
+from k3ctl.server import witness
+from k3ctl.server.witness import Counts, WitnessInfo, WorkerPage
+from k3ctl.telemetry import bench
 from k3ctl.telemetry.bench import BenchState
 from k3ctl.telemetry.engines import EngineSample, ServerSample, server_sample
 from k3ctl.telemetry.events import (
@@ -20,7 +22,6 @@ from k3ctl.telemetry.events import (
     WitnessRead,
 )
 from k3ctl.telemetry.measures import moved, went_backwards, window
-from k3ctl.telemetry.witness import Counts, WitnessInfo, WorkerPage
 
 _T = TypeVar("_T")
 

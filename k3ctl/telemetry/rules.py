@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from k3ctl.facts.k3 import SPECIALIZED_ROWS
+from k3ctl.server.witness import REASONS, by_reason, decode_steps
+from k3ctl.signals import stalled
 from k3ctl.telemetry.measures import SINCE_START
 from k3ctl.telemetry.view import Alert, EngineView, ServerView, View
-from k3ctl.telemetry.witness import REASONS, by_reason, decode_steps
-
-STALLED_AFTER_S = 30.0
-"""No token and no engine step for this long, with requests running (vllm-project/vllm#50880)."""
 
 IDLE_AFTER_S = 30.0
 COLLAPSED_LENGTH = 1.05
@@ -77,7 +75,7 @@ def _server_restarted(view: View) -> Iterator[Alert]:
 
 def _stalled(view: View) -> Iterator[Alert]:
     for server, engine in _engines(view):
-        if (engine.load.running or 0) > 0 and engine.quiet_s >= STALLED_AFTER_S:
+        if stalled(engine.load.running or 0, engine.quiet_s):
             yield Alert(
                 "stalled",
                 "fail",

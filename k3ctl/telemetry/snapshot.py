@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from k3ctl.server.witness import REASONS, by_reason, decode_steps
 from k3ctl.telemetry import gpus
 from k3ctl.telemetry.histogram import Quantile
 from k3ctl.telemetry.measures import Latency
 from k3ctl.telemetry.text import UNKNOWN, bucket, count, duration, number, percent, seconds, size
 from k3ctl.telemetry.view import Load, NodeView, PathView, ServerView, View
-from k3ctl.telemetry.witness import REASONS, by_reason, decode_steps
 
 SCHEMA = "k3ctl.monitor/1"
 LABEL = {"fail": "FAIL", "warn": "WARN", "info": "info"}

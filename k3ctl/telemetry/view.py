@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from k3ctl.facts.k3 import SPECIALIZED_ROWS
-from k3ctl.telemetry import measures, witness
+from k3ctl.server import witness
+from k3ctl.server.witness import Counts
+from k3ctl.telemetry import measures
 from k3ctl.telemetry.bench import BenchState
 from k3ctl.telemetry.engines import EngineSample
 from k3ctl.telemetry.events import IncidentFound, StageChanged
@@ -18,7 +20,6 @@ from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.measures import Acceptance, Latency, Window, combine, window
 from k3ctl.telemetry.reducer import EngineTrack, LogLine, NodeTrack, Point, ServerTrack, State
 from k3ctl.telemetry.reference import Deployment, Golden, StepAnchor, golden, step_anchor
-from k3ctl.telemetry.witness import Counts
 
 RATE_WINDOW_S = 10.0
 LATENCY_WINDOW_S = 60.0

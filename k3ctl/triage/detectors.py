@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from k3ctl.facts.k3 import SPECIALIZED_ROWS
+from k3ctl.signals import stalled
 from k3ctl.triage.records import Record
 
-STALL_S = 30.0
 HUNG_WARNINGS = 5
 """vLLM warns once a minute: this many in a row without anything else are a hang, not a long step."""
 
@@ -139,7 +139,7 @@ class Stall:
 
     def sightings(self) -> Iterator[Sighting]:
         """The longest stall, when it was long enough."""
-        if self._worst is not None and self._worst[0] >= STALL_S:
+        if self._worst is not None and stalled(float(self._worst[4]), self._worst[0]):
             lasted, first, last, lines, running = self._worst
             yield Sighting("stalled", first, last, lines, {"running": running, "seconds": f"{lasted:.0f}"})
 

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from k3ctl.server.client import SCREEN_S, Client, HttpError
+from k3ctl.server.prometheus import PageError, parse
+from k3ctl.server.witness import ROUTE, workers_of_table
+from k3ctl.signals import PREFIX
+from k3ctl.telemetry.engines import WANTED
 from k3ctl.telemetry.events import BenchReported, Event, FeedFailed, MetricsRead, WitnessRead
-from k3ctl.telemetry.prometheus import PageError
 from k3ctl.telemetry.recording import Recorder
-from k3ctl.telemetry.scrape import DEADLINE_S, Fetcher, FetchError
-from k3ctl.telemetry.witness import workers_of_table
 
 
 class Feed(Protocol):
@@ -33,22 +35,24 @@ class Feed(Protocol):
 class MetricsFeed:
     """``GET /metrics`` of one server."""
 
-    def __init__(self, url: str, interval_s: float = 1.0, fetcher: Fetcher | None = None) -> None:
-        self.url = url
+    def __init__(self, client: Client, interval_s: float = 1.0) -> None:
+        self.url = client.url
         self.interval_s = interval_s
-        self._fetcher = fetcher or Fetcher()
+        self._client = client
 
     def read(self) -> Sequence[Event]:
         """One page."""
         try:
-            page = self._fetcher.metrics(self.url)
-        except (FetchError, PageError) as error:
+            page = parse(self._client.body("/metrics"), WANTED, required_prefix=PREFIX)
+        except HttpError as error:
+            return [FeedFailed(time.time(), self.url, "metrics", error.reason)]
+        except PageError as error:
             return [FeedFailed(time.time(), self.url, "metrics", str(error))]
         return [MetricsRead(time.time(), self.url, page)]
 
     def close(self) -> None:
         """Close the connection."""
-        self._fetcher.close()
+        self._client.close()
 
 
 class WitnessFeed:
@@ -56,27 +60,24 @@ class WitnessFeed:
 
     interval_s = 5.0
 
-    def __init__(self, url: str, fetcher: Fetcher | None = None) -> None:
-        self.url = url
-        self._fetcher = fetcher or Fetcher()
+    def __init__(self, client: Client) -> None:
+        self.url = client.url
+        self._client = client
 
     def read(self) -> Sequence[Event]:
         """The table of all workers."""
         now = time.time()
         try:
-            workers = workers_of_table(json.loads(self._fetcher.get(f"{self.url}/k3/witness")))
-        except FetchError as error:
-            reason = str(error)
-            if reason.startswith("HTTP 404"):
-                reason = "the server has no /k3/witness route: it runs without k3ctl's runtime plugin"
-            return [FeedFailed(now, self.url, "witness", reason)]
+            workers = workers_of_table(self._client.json(ROUTE))
+        except HttpError as error:
+            return [FeedFailed(now, self.url, "witness", _why_no_witness(error))]
         except (ValueError, TypeError) as error:
             return [FeedFailed(now, self.url, "witness", f"unreadable witness table: {error}")]
         return [WitnessRead(now, self.url, workers)]
 
     def close(self) -> None:
         """Close the connection."""
-        self._fetcher.close()
+        self._client.close()
 
 
 class BenchFeed:
@@ -134,6 +135,21 @@ class Recorded:
         self._feed.close()
 
 
-def server_feeds(url: str, interval_s: float = 1.0, deadline_s: float = DEADLINE_S) -> list[Feed]:
+def server_feeds(
+    url: str, interval_s: float = 1.0, deadline_s: float = SCREEN_S, api_key: str | None = None
+) -> list[Feed]:
     """The feeds of one server; each read gives up after ``deadline_s``."""
-    return [MetricsFeed(url, interval_s, Fetcher(deadline_s)), WitnessFeed(url, Fetcher(deadline_s))]
+
+    def client() -> Client:
+        return Client(url, api_key=api_key, timeout_s=deadline_s)
+
+    return [MetricsFeed(client(), interval_s), WitnessFeed(client())]
+
+
+def _why_no_witness(error: HttpError) -> str:
+    status = getattr(error, "status", 0)
+    if status == 404:
+        return "the server has no /k3/witness route: it runs without k3ctl's runtime plugin"
+    if status in (401, 403):
+        return "the server wants its API key: set VLLM_API_KEY"
+    return error.reason

@@ -12,13 +12,12 @@ from k3ctl.engine.rundir import Run
 from k3ctl.errors import K3Error
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve
+from k3ctl.server import which
+from k3ctl.server.client import SCREEN_S
 from k3ctl.telemetry.reference import Deployment
-from k3ctl.telemetry.scrape import DEADLINE_S, base_url
 from k3ctl.tui.gpu_source import GpuFeed
 from k3ctl.tui.run_source import RunFeed
 from k3ctl.tui.sources import BenchFeed, Feed, server_feeds
-
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def runs(urls: Sequence[str], run: str | None) -> list[Run]:
@@ -31,11 +30,7 @@ def runs(urls: Sequence[str], run: str | None) -> list[Run]:
     if not urls:
         live = rundir.latest_live()
         return [live] if live else []
-    found = []
-    for url in map(base_url, urls):
-        with contextlib.suppress(K3Error):
-            found.append(rundir.find(url))
-    return found
+    return [found for url in urls if (found := which.behind(url)) is not None]
 
 
 def feeds(
@@ -45,12 +40,15 @@ def feeds(
     interval_s: float,
     bench: Path | None,
     gpus: bool,
-    deadline_s: float = DEADLINE_S,
+    deadline_s: float = SCREEN_S,
 ) -> list[Feed]:
-    """The feeds of these servers and runs; without either, of a server at DEFAULT_URL."""
-    servers = [base_url(url) for url in urls or [run.url for run in watched] or [DEFAULT_URL]]
+    """The feeds of these servers and runs; without either, of a server at the usual address."""
+    servers = [which.base_url(url) for url in urls or [run.url for run in watched] or [which.DEFAULT_URL]]
+    key = which.api_key(os.environ)
     chosen: list[Feed] = [
-        feed for server in dict.fromkeys(servers) for feed in server_feeds(server, interval_s, deadline_s)
+        feed
+        for server in dict.fromkeys(servers)
+        for feed in server_feeds(server, interval_s, deadline_s, key)
     ]
     chosen += [RunFeed(run.dir) for run in watched]
     if bench is not None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from k3ctl.engine import rundir
-from k3ctl.engine.client import Client
 from k3ctl.errors import UsageError
+from k3ctl.server import models, which
+from k3ctl.server.client import Client
 from k3ctl.verdict import probe
 from k3ctl.verdict import profile as profiler
 from k3ctl.verdict.judge import Drive, Evidence, Verdict, judge
@@ -34,26 +35,11 @@ def target(url: str | None, run_id: str | None) -> Target:
 
     Raises:
         UsageError: both were given, or no run is live.
+        EngineError: the run has ended.
     """
-    if url and run_id:
-        raise UsageError("`--url` and `--run` exclude each other")
-    if url:
-        root = url.rstrip("/").removesuffix("/v1")
-        mine = _live_run(root)
-        return Target(root) if mine is None else Target(root, mine.id, _requested(mine.argv))
-    run = rundir.find(run_id) if run_id else rundir.latest_live()
-    if run is None:
-        raise UsageError("no live run on this machine", hint="start one with `k3ctl serve`, or give `--url`")
-    return Target(run.url, run.id, _requested(run.argv))
-
-
-def _live_run(url: str) -> rundir.Run | None:
-    """This machine's run behind ``url``, if it is one."""
-    try:
-        run = rundir.find(url)
-    except UsageError:
-        return None
-    return run if run.live() else None
+    found = which.one(url, run_id)
+    run = found.run
+    return Target(found.url) if run is None else Target(found.url, run.id, _requested(run.argv))
 
 
 def check(server: Target, *, rows: int = 4, tokens: int = 48, api_key: str | None = None) -> Verdict:
@@ -64,7 +50,7 @@ def check(server: Target, *, rows: int = 4, tokens: int = 48, api_key: str | Non
     """
     client = Client(server.url, api_key=api_key)
     with _undisturbed(server):
-        model = probe.served_model(client)
+        model = models.served(client)
         probe.warm_up(client, model)
         phases = [probe.drive(client, model, 1, tokens), probe.drive(client, model, rows, tokens)]
     return judge(Evidence(phases, server.requested))
@@ -85,7 +71,7 @@ def profile(server: Target, *, tokens: int = 48, api_key: str | None = None) -> 
     out = profiler.directory(rundir.find(server.run_id).argv)
     client = Client(server.url, api_key=api_key)
     with _undisturbed(server):
-        model = probe.served_model(client)
+        model = models.served(client)
         probe.warm_up(client, model)
         return profiler.take(client, model, out, tokens)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from k3ctl.telemetry.witness import Counts, WorkerPage, by_reason, decode_steps, difference, engagement
+from k3ctl.server.witness import Counts, WorkerPage, by_reason, decode_steps, difference, engagement
 
 PROVED_SHARE = 0.95
 """Share of decode steps of the batch-1 drive that must be specialized: its one prefill step may mix once."""

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from k3ctl.engine.client import BadAnswer, Client, Unreachable
-from k3ctl.errors import EngineError, UsageError
-from k3ctl.telemetry.witness import WorkerPage, workers_of_table
+from k3ctl.errors import EngineError
+from k3ctl.server import witness
+from k3ctl.server.client import BadAnswer, Client
+from k3ctl.server.witness import WorkerPage
 from k3ctl.verdict.judge import Phase
 
 SETTLE_S = 5.0
@@ -26,20 +27,6 @@ class _Reading:
     generated: float | None
     prompted: float | None
     busy: bool
-
-
-def served_model(client: Client) -> str:
-    """Name of the first model the server offers.
-
-    Raises:
-        Unreachable: nobody answers.
-        UsageError: the server offers no model.
-    """
-    answer = client.json("/v1/models")
-    try:
-        return str(answer["data"][0]["id"])
-    except (KeyError, IndexError, TypeError):
-        raise UsageError(f"`{client.url}/v1/models` lists no model", hint="is this a vLLM server?") from None
 
 
 def drive(client: Client, model: str, rows: int, tokens: int) -> Phase:
@@ -97,26 +84,12 @@ def _complete(client: Client, model: str, row: int, tokens: int) -> Mapping[str,
 
 
 def _read(client: Client) -> _Reading:
-    pages = {page.rank: page for page in witness_pages(client)}
+    pages = {page.rank: page for page in witness.pages(client)}
     try:
         load = client.load()
     except BadAnswer:
         return _Reading(pages, None, None, False)
     return _Reading(pages, load.generated_tokens, load.prompt_tokens, load.running + load.waiting > 0)
-
-
-def witness_pages(client: Client) -> tuple[WorkerPage, ...]:
-    """Every worker's page; none when the server has no witness.
-
-    Raises:
-        Unreachable: nobody answers.
-    """
-    try:
-        return workers_of_table(client.json("/k3/witness"))
-    except Unreachable:
-        raise
-    except (BadAnswer, ValueError):
-        return ()
 
 
 def _settled(client: Client, before: _Reading, generated: int) -> _Reading:

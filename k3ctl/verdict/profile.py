@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from k3ctl.engine.client import BadAnswer, Client
 from k3ctl.errors import EngineError, UsageError
+from k3ctl.server.client import BadAnswer, Client
 from k3ctl.verdict import probe
 
 FLAG = "--profiler-config"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from k3ctl.telemetry.engines import PREFIX, WANTED
+from k3ctl.server.prometheus import Page, parse
+from k3ctl.signals import PREFIX
+from k3ctl.telemetry.engines import WANTED
 from k3ctl.telemetry.events import MetricsRead
-from k3ctl.telemetry.prometheus import Page, parse
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 URL = "http://127.0.0.1:8000"

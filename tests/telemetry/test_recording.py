@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from k3ctl.errors import UsageError
+from k3ctl.server.witness import StepCount, StepKey, WorkerPage
 from k3ctl.telemetry import recording, rules
 from k3ctl.telemetry.events import (
     BenchReported,
@@ -22,7 +23,6 @@ from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.reducer import reduce_all
 from k3ctl.telemetry.reference import Deployment
 from k3ctl.telemetry.view import build
-from k3ctl.telemetry.witness import StepCount, StepKey, WorkerPage
 from tests.telemetry.feeding import FIXTURES, URL, fixture_page, read
 
 WORKER = WorkerPage(

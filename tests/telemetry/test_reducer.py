@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from k3ctl.server.prometheus import parse
 from k3ctl.telemetry import rules
 from k3ctl.telemetry.bench import BenchState
 from k3ctl.telemetry.events import BenchReported, Event, FeedFailed, GpusRead, MetricsRead
 from k3ctl.telemetry.gpus import GpuFinding, GpuSample
-from k3ctl.telemetry.prometheus import parse
 from k3ctl.telemetry.reducer import HISTORY_POINTS, State, reduce, reduce_all
 from k3ctl.telemetry.view import View, build
 from tests.telemetry.feeding import FIXTURES, URL, fixture_page, page, read

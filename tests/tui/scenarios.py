@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from k3ctl.server.prometheus import Page, Series
+from k3ctl.server.witness import WorkerPage
 from k3ctl.telemetry.events import (
     BenchReported,
     Event,
@@ -21,9 +23,7 @@ from k3ctl.telemetry.events import (
     WitnessRead,
 )
 from k3ctl.telemetry.gpus import GpuFinding, GpuSample
-from k3ctl.telemetry.prometheus import Page, Series
 from k3ctl.telemetry.reference import Deployment
-from k3ctl.telemetry.witness import WorkerPage
 
 START = 1_795_960_800.0
 """2026-11-29 14:00:00 UTC."""

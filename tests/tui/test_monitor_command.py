@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from k3ctl.server.client import SCREEN_S
 from k3ctl.telemetry import recording
 from k3ctl.telemetry.events import MetricsRead
-from k3ctl.telemetry.scrape import DEADLINE_S
+from tests.server.test_client import send, serving
 from tests.telemetry.feeding import FIXTURES
-from tests.telemetry.test_scrape import send, serving
 from tests.tui.scenarios import healthy, stalled
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -100,7 +100,7 @@ def test_one_look_waits_for_a_server_that_is_slower_than_the_screen_allows(tmp_p
     quick = page_server("metrics-nospec-c64.prom")
 
     def slow(handler: Any) -> None:
-        time.sleep(DEADLINE_S + 0.5)
+        time.sleep(SCREEN_S + 0.5)
         quick(handler)
 
     with serving(slow) as url:

@@ -65,7 +65,7 @@ WORDS = {
     "healthy gpus": ["4 × NVIDIA GB300", "18/18", "healthy", "61.0"],
     "healthy bench": ["1 of 3 steps done", "concurrent@4", "381–417", "to come", "B300 TP8 8K/1K"],
     "healthy log": ["✓ capture", "answers"],
-    "stalled overview": ["FAIL stalled", "no token or step for 46 s", "12 waiting: capacity 12"],
+    "stalled overview": ["FAIL stalled", "no token or step for 45 s", "12 waiting: capacity 12"],
     "stalled log": ["py-spy dump", "all ranks in a collective"],
     "not-engaged path": ["WARN path-not-engaged", "over the row limit", "98.3 %", "OVER by 48"],
     "not-engaged overview": ["1.7 % specialized, rest over the row limit"],

@@ -19,7 +19,7 @@ RUN = check.Target("http://127.0.0.1:1", "a-run", None)
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = SimpleNamespace(dir=tmp_path, argv=("--profiler-config", '{"torch_profiler_dir": "/t"}'))
     monkeypatch.setattr(check.rundir, "find", lambda _: run)
-    monkeypatch.setattr(probe, "served_model", lambda _: "m")
+    monkeypatch.setattr(check.models, "served", lambda _: "m")
     monkeypatch.setattr(probe, "warm_up", lambda *_: None)
     monkeypatch.setattr(check, "judge", lambda evidence: evidence)
     return tmp_path

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from k3ctl.telemetry.witness import StepCount, StepKey, WorkerPage
+from k3ctl.server.witness import StepCount, StepKey, WorkerPage
 from k3ctl.verdict.judge import REMEDIES, Evidence, Grade, Phase, judge
 
 SPECIALIZED = StepKey("specialized", "decode", "eager", "")

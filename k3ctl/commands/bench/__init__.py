@@ -61,6 +61,7 @@ def bench(
 ) -> CommandResult:
     """Load a server with a named workload, judge the numbers, keep the evidence as a bundle."""
     from k3ctl.loadtest import driver, view, workload
+    from k3ctl.server import which
 
     if list_presets or not preset:
         return parts.listing()
@@ -80,8 +81,8 @@ def bench(
             "--tui needs a terminal", hint="leave it out: one line per second then goes to stderr"
         )
     other = parts.baseline(against)
-    key = os.environ.get(api_key_env)
-    record, target = parts.target(run, url, model, tokenizer)
+    key = which.api_key(os.environ, api_key_env)
+    record, target = parts.target(run, url, model, tokenizer, key)
     directory = out or driver.new_dir(load.preset)
     if directory.exists():
         raise UsageError(
@@ -97,7 +98,7 @@ def bench(
     if tui:
         from k3ctl.commands.bench.screen import watch
 
-        result = watch(start, target, record, directory)
+        result = watch(start, target, record, directory, api_key=key)
     else:
         result = start(threading.Event(), output.note)
     manifest = parts.seal(directory, record, before)

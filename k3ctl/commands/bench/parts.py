@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from k3ctl.errors import EngineError, UsageError
+from k3ctl.errors import UsageError
 from k3ctl.output import CommandResult, Table
 
 if TYPE_CHECKING:
@@ -92,31 +92,20 @@ def listing() -> CommandResult:
 
 
 def target(
-    run: str | None, url: str | None, model: str | None, tokenizer: str | None
+    run: str | None,
+    url: str | None,
+    model: str | None,
+    tokenizer: str | None,
+    api_key: str | None = None,
 ) -> tuple[Run | None, Target]:
     """The server to load, and its run record when k3ctl started it."""
-    from k3ctl.engine import rundir
     from k3ctl.loadtest import target
-    from k3ctl.telemetry.scrape import base_url
+    from k3ctl.server import which
 
-    if url and run:
-        raise UsageError("--url and --run name two servers", hint="give one of them")
-    if url and tokenizer:
-        return None, target.from_url(url, model=model, tokenizer=tokenizer)
-    if url:
-        try:
-            record = rundir.find(base_url(url))
-        except UsageError:
-            return None, target.from_url(url, model=model, tokenizer=None)
-        return record, target.from_run(record)
-    found = rundir.find(run) if run else rundir.latest_live()
-    if found is None:
-        raise UsageError(
-            "no server is running", hint="start one with `k3ctl serve --profile NAME`, or give --url"
-        )
-    if found.state == "starting":
-        raise EngineError(f"run `{found.id}` is still starting", hint="`k3ctl ps` shows when it is ready")
-    return found, target.from_run(found)
+    found = which.ready(which.one(url, run))
+    if found.run is None or (url and tokenizer):
+        return None, target.from_url(found.url, model=model, tokenizer=tokenizer, api_key=api_key)
+    return found.run, target.from_run(found.run)
 
 
 def numbers(text: str | None) -> tuple[int, ...] | None:

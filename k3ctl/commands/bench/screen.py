@@ -89,7 +89,13 @@ class _Job:
 
 
 def watch(
-    load: Load, target: Target, record: Run | None, directory: Path, *, headless: bool = False
+    load: Load,
+    target: Target,
+    record: Run | None,
+    directory: Path,
+    *,
+    api_key: str | None = None,
+    headless: bool = False,
 ) -> BenchResult:
     """Run ``load`` behind the live screen; leaving the screen (q) leaves the load running, with plain lines."""
     job = _Job(load)
@@ -101,15 +107,18 @@ def watch(
         draft_tokens=known.num_speculative_tokens,
     )
     try:
-        BenchApp(job, _feeds(target, record, directory), deployment).run(headless=headless)
+        BenchApp(job, _feeds(target, record, directory, api_key), deployment).run(headless=headless)
     except BaseException:
         job.stop.set()
         raise
     return job.finish()
 
 
-def _feeds(target: Target, record: Run | None, directory: Path) -> list[Feed]:
-    feeds: list[Feed] = [*server_feeds(target.url), BenchFeed(directory / "raw" / clients.EVENTS)]
+def _feeds(target: Target, record: Run | None, directory: Path, api_key: str | None) -> list[Feed]:
+    feeds: list[Feed] = [
+        *server_feeds(target.url, api_key=api_key),
+        BenchFeed(directory / "raw" / clients.EVENTS),
+    ]
     if record is not None:
         from k3ctl.tui.gpu_source import GpuFeed
         from k3ctl.tui.run_source import RunFeed

@@ -6,10 +6,10 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
 
+from k3ctl.server.witness import REASONS, by_reason
 from k3ctl.telemetry.measures import Latency
 from k3ctl.telemetry.text import UNKNOWN, bucket, count, number, percent, seconds
 from k3ctl.telemetry.view import Load, PathView, ServerView, View
-from k3ctl.telemetry.witness import REASONS, by_reason
 from k3ctl.tui.screens.base import MonitorScreen
 from k3ctl.tui.widgets.bars import bar
 from k3ctl.tui.widgets.chart import TimeChart

@@ -7,9 +7,9 @@ from textual.containers import Horizontal
 from textual.content import Content
 
 from k3ctl.facts.k3 import SPECIALIZED_ROWS
+from k3ctl.server.witness import REASONS, by_reason, decode_steps
 from k3ctl.telemetry.text import UNKNOWN, count, number, percent
 from k3ctl.telemetry.view import Load, PathView, View
-from k3ctl.telemetry.witness import REASONS, by_reason, decode_steps
 from k3ctl.tui.screens.base import MonitorScreen
 from k3ctl.tui.widgets.bars import bar, fit
 from k3ctl.tui.widgets.chart import TimeChart

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from k3ctl.telemetry.prometheus import Page
+from k3ctl.engine.client import BadAnswer, Client, Unreachable
+from k3ctl.server.prometheus import Page
+from k3ctl.signals import ROWS, STEPS, TOKENS
+from k3ctl.signals import WITNESS_INFO as INFO
 
-STEPS = "k3_steps_total"
-ROWS = "k3_rows_total"
-TOKENS = "k3_tokens_total"
-INFO = "k3_witness_info"
 FAMILIES = frozenset({STEPS, ROWS, TOKENS, INFO})
 
+ROUTE = "/k3/witness"
 TABLE_SCHEMA = "k3.witness.table/1"
 
 REASONS: Mapping[str, str] = {
@@ -136,6 +136,20 @@ def workers_of_table(table: Any) -> tuple[WorkerPage, ...]:
     if schema != TABLE_SCHEMA or not isinstance(workers, list | tuple):
         raise ValueError(f"not a witness table (schema `{TABLE_SCHEMA}` with `workers` expected)")
     return tuple(_worker(page) for page in workers if isinstance(page, Mapping))
+
+
+def pages(client: Client) -> tuple[WorkerPage, ...]:
+    """Every worker's page; none when the server has no witness.
+
+    Raises:
+        Unreachable: nobody answers.
+    """
+    try:
+        return workers_of_table(client.json(ROUTE))
+    except Unreachable:
+        raise
+    except (BadAnswer, ValueError):
+        return ()
 
 
 def total(counts_by_rank: Mapping[int, Counts]) -> Counts:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from k3ctl.telemetry.engines import PREFIX, WANTED, server_sample
-from k3ctl.telemetry.prometheus import Page, PageError, parse
+from k3ctl.server.prometheus import Page, PageError, parse
+from k3ctl.signals import PREFIX
+from k3ctl.telemetry.engines import WANTED, server_sample
 
 RUNNING = 'vllm:num_requests_running{engine="0",model_name="m"} 3.0\n'
 
