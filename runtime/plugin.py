@@ -1,6 +1,7 @@
 """vLLM's general plugin: called once in every process (API server, engine core, workers, registry subprocess).
 
-It registers our model classes where vLLM has no K3 for the platform, and the seeded load format of the tiny model.
+It registers our model classes: where vLLM has no K3 for the platform (CPU), and the text model that can serve decode
+steps through our executor (CUDA); and the seeded load format of the tiny model.
 Nothing here builds anything: the engine does that when it needs to. Idempotent.
 """
 
@@ -14,7 +15,8 @@ from runtime.versions import KNOWN_VLLM, vllm_version
 
 logger = logging.getLogger("vllm.k3_runtime")
 
-ARCHITECTURES = ("KimiK3ForConditionalGeneration", "KimiLinearForCausalLM")
+TEXT_ARCHITECTURE = "KimiLinearForCausalLM"
+ARCHITECTURES = ("KimiK3ForConditionalGeneration", TEXT_ARCHITECTURE)
 
 
 def register() -> None:
@@ -30,6 +32,8 @@ def register() -> None:
         )
     if current_platform.device_type == "cpu":
         _register_cpu()
+    elif current_platform.is_cuda():
+        _register_cuda()
 
 
 def _register_cpu() -> None:
@@ -52,6 +56,16 @@ def _register_cpu() -> None:
         ModelRegistry.register_model(architecture, K3ForCausalLM)
     ModelRegistry.register_model("KimiK3MTPModel", K3Mtp)
     _register_load_format()
+
+
+def _register_cuda() -> None:
+    """Our class of the text model, by name: vLLM's own with the Hopper executor, which a switch turns on."""
+    from vllm import ModelRegistry
+
+    from runtime.engine import upstream_fixes
+
+    upstream_fixes.fix_pipeline_stream()
+    ModelRegistry.register_model(TEXT_ARCHITECTURE, "runtime.engine.hopper.model:K3Hopper")
 
 
 def _register_load_format() -> None:

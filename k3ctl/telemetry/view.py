@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from k3ctl.deployment import Deployment
 from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.server import witness
 from k3ctl.server.witness import Counts
@@ -20,7 +19,7 @@ from k3ctl.telemetry.events import IncidentFound, StageChanged
 from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.measures import Acceptance, Latency, Window, combine, window
 from k3ctl.telemetry.reducer import EngineTrack, LogLine, NodeTrack, Point, ServerTrack, State
-from k3ctl.telemetry.reference import Golden, StepAnchor, golden, step_anchor
+from k3ctl.telemetry.reference import Deployment, Golden, StepAnchor, golden, step_anchor
 
 RATE_WINDOW_S = 10.0
 LATENCY_WINDOW_S = 60.0
@@ -33,8 +32,7 @@ class Load:
     """Serving figures of one engine, or summed over engines.
 
     ``kv_sequences`` is how many sequences of the model's full length fit (``kv_cache_max_concurrency``),
-    ``totals`` are counters since the engine's start, ``recent`` the increments of the latency window;
-    ``prompt_length`` is in tokens, over all finished requests.
+    ``totals`` are counters since the engine's start, ``recent`` the increments of the latency window.
     """
 
     running: float | None = None
@@ -49,7 +47,6 @@ class Load:
     itl: Latency | None = None
     e2e: Latency | None = None
     queue: Latency | None = None
-    prompt_length: Latency | None = None
     prefix_hit_share: float | None = None
     acceptance: Acceptance | None = None
     totals: Mapping[str, float] = field(default_factory=dict)
@@ -252,7 +249,6 @@ def _load(engines: Sequence[EngineTrack]) -> Load:
         itl=measures.latency(long, whole, "itl"),
         e2e=measures.latency(long, whole, "e2e"),
         queue=measures.latency(long, whole, "queue"),
-        prompt_length=measures.latency(whole, whole, "prompt_length"),
         prefix_hit_share=hit_share
         if hit_share is not None
         else measures.share(whole, "prefix_hits", "prefix_queries"),
@@ -297,7 +293,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _path(tracks: Sequence[ServerTrack], load: Load, deployment: Deployment) -> PathView:
-    draft_tokens = load.draft_tokens or deployment.num_speculative_tokens or 0
+    draft_tokens = load.draft_tokens or deployment.draft_tokens or 0
     rows_now = load.running * (1 + draft_tokens) if load.running else None
     step_ms = load.itl.mean_s * 1e3 if load.itl else None
     view = PathView(

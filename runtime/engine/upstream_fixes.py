@@ -1,10 +1,11 @@
-"""Faults of vLLM 0.33.0 that change tokens on the CPU path, repaired from outside.
+"""Faults of vLLM 0.33.0 that change tokens or end the engine, repaired from outside.
 
-Each entry says what goes wrong and is covered by a test that fails without it. Applied by the plugin on CPU only.
+Each entry says what goes wrong and is covered by a test that fails without it. Applied by the plugin.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,31 @@ def fix_expand() -> None:
         expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to)
 
     cpu_triton_utils._expand_kernel_impl = expand
+
+
+def fix_pipeline_stream() -> None:
+    """The stream that pipeline stages wait for (CUDA).
+
+    ``PPHandler`` keeps ``torch.cuda.current_stream()`` as the stream whose work its broadcasts wait for. vLLM's own
+    ``current_stream()`` replaces a thread's stream when it is first called; pynccl does that early. Without pynccl (an
+    NCCL before 2.29.7, or ``VLLM_DISABLE_PYNCCL=1``) it happens after the handler was built: its waits then order an
+    idle stream, and a stage reads tokens that are not there yet. We make the call before the handler looks.
+    """
+    from vllm.v1.worker.gpu.pp_utils import PPHandler
+
+    original: Callable[..., None] = PPHandler.__init__
+    if getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        from vllm.utils.torch_utils import current_stream
+
+        current_stream()
+        original(self, *args, **kwargs)
+
+    setattr(init, _MARK, True)
+    PPHandler.__init__ = init
 
 
 def fix_accepted_counts() -> None:

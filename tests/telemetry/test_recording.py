@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from k3ctl.deployment import Deployment
 from k3ctl.errors import UsageError
 from k3ctl.server.witness import StepCount, StepKey, WorkerPage
 from k3ctl.telemetry import recording, rules
@@ -22,6 +21,7 @@ from k3ctl.telemetry.events import (
 )
 from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.reducer import reduce_all
+from k3ctl.telemetry.reference import Deployment
 from k3ctl.telemetry.view import build
 from tests.telemetry.feeding import FIXTURES, URL, fixture_page, read
 
@@ -52,9 +52,7 @@ OTHERS: list[Event] = [
 ]
 
 
-DEPLOYMENT = Deployment(
-    profile="b300-tp8", gpu="B300", tensor_parallel_size=8, num_speculative_tokens=7, speculator="dspark"
-)
+DEPLOYMENT = Deployment("b300-tp8", "b300", 8, 7, "dspark")
 
 
 def record(path: Path, events: list[Event]) -> None:

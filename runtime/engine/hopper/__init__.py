@@ -1,0 +1,1 @@
+"""Decode steps of vLLM's CUDA engine on Hopper, served through our loop; everything else stays vLLM's."""

@@ -1,0 +1,137 @@
+"""vLLM's parameters as the weights of our operators: views where the layout is ours too, and reasons where it is not.
+
+Nothing is packed twice. Only the 128 values of KDA's output norm are copied, to FP32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.kernels.attn_res.spec import check_weights as check_mix
+from runtime.kernels.common.launch.arguments import check_tensor
+from runtime.kernels.kda.spec import HEAD_SIZE, TAPS, KdaDecodeSpec
+from runtime.kernels.kda.spec import check_weights as check_kda
+from runtime.model.providers.kda import KdaWeights
+from runtime.model.providers.mix import MixKernel, MixSite
+
+
+def is_kda(attention: Any) -> bool:
+    """Whether an attention module is K3's delta attention (an MLA layer has no packed in-projection)."""
+    return hasattr(attention, "in_proj_qkvgfab")
+
+
+def kda_weights(attention: Any) -> KdaWeights:
+    """The weights of vLLM's ``KimiK3DeltaAttention``; see ``KdaWeights`` for shapes.
+
+    Raises ``ValueError`` when a parameter does not have the shape, dtype or layout that our kernels read.
+    """
+    heads = attention.local_num_heads
+    width = heads * HEAD_SIZE
+    columns = 4 * width + HEAD_SIZE + heads + attention.in_proj_padding
+    in_proj = _plain(attention.in_proj_qkvgfab, "in_proj_qkvgfab", (columns, attention.hidden_size))
+    o_proj = _plain(attention.o_proj, "o_proj", (attention.hidden_size, width))
+    f_b = _plain(attention.f_b_proj, "f_b_proj", (width, HEAD_SIZE))
+    conv = attention.conv1d.weight.data
+    check_tensor("conv1d", conv, shape=(3 * width, 1, TAPS), dtype=torch.float32, contiguous_from=0)
+    found = KdaWeights(
+        in_proj=in_proj,
+        f_b=f_b,
+        conv=conv.view(3 * width, TAPS),
+        A_log=attention.A_log.data,
+        dt_bias=attention.dt_bias.data.view(heads, HEAD_SIZE),
+        norm=attention.o_norm.weight.data.float().contiguous(),
+        o_proj=o_proj,
+        lower_bound=float(attention.gate_lower_bound),
+        eps=float(attention.o_norm.eps),
+    )
+    spec = KdaDecodeSpec(heads, 1, found.lower_bound, found.eps)
+    check_kda(spec, f_b, found.conv, found.A_log, found.dt_bias, found.norm)
+    return found
+
+
+def _plain(linear: Any, name: str, shape: tuple[int, int]) -> Tensor:
+    """The weight of an unquantized linear layer, [out, in] BF16, without bias."""
+    if getattr(linear, "bias", None) is not None:
+        raise ValueError(f"{name} has a bias")
+    weight: Tensor = linear.weight.data
+    check_tensor(name, weight, shape=shape, dtype=torch.bfloat16, contiguous_from=0)
+    return weight
+
+
+def mix_before_attention(layer: Any, *, first: bool) -> MixSite:
+    """The site before attention of vLLM's ``KimiDecoderLayer``; ``first`` of its pipeline stage has no delta yet."""
+    return _site(
+        layer.layer_idx,
+        layer.prev_valid_blocks,
+        layer.block_write_idx if layer.is_block_write_layer else None,
+        not first,
+        layer.self_attention_res_norm,
+        layer.self_attention_res_proj,
+        layer.input_layernorm,
+    )
+
+
+def mix_before_feed_forward(layer: Any) -> MixSite:
+    """The site after attention: in a layer that starts a block the attention output is the prefix, not a delta."""
+    return _site(
+        layer.layer_idx,
+        layer.prev_valid_blocks + layer.is_block_write_layer,
+        None,
+        not layer.is_block_write_layer,
+        layer.mlp_res_norm,
+        layer.mlp_res_proj,
+        layer.post_attention_layernorm,
+    )
+
+
+def last_mix(backbone: Any) -> MixSite:
+    """The mixture after the last layer of the last stage; vLLM applies the final norm with the logits."""
+    norm, proj = backbone.output_attn_res_norm, backbone.output_attn_res_proj
+    return _site(None, backbone.num_attn_res_blocks, None, True, norm, proj, None)
+
+
+def _site(
+    layer: int | None,
+    blocks: int,
+    write: int | None,
+    has_delta: bool,
+    norm: Any,
+    proj: Any,
+    out_norm: Any | None,
+) -> MixSite:
+    return MixSite(
+        layer=layer,
+        num_blocks=blocks,
+        write=write,
+        has_delta=has_delta,
+        score_norm=norm.weight.data,
+        score_vec=proj.weight.data.squeeze(0),
+        out_norm=None if out_norm is None else out_norm.weight.data,
+        eps=float(norm.variance_epsilon),
+        out_eps=0.0 if out_norm is None else float(out_norm.variance_epsilon),
+    )
+
+
+def check_site(site: MixSite) -> None:
+    """Raise ``ValueError`` unless the weights of a site are what our kernel reads."""
+    from runtime.kernels.common.launch.overlap import Overlap
+
+    check_mix(MixKernel.spec(site, Overlap()), site.score_norm, site.score_vec, site.out_norm)
+
+
+def problems(backbone: Any) -> list[str]:
+    """Every reason why the loaded weights of vLLM's ``KimiLinearModel`` cannot be read in place, each once."""
+    found: dict[str, int] = {}
+    layers = list(backbone.layers[backbone.start_layer : backbone.end_layer])
+    for layer in layers:
+        try:
+            if is_kda(layer.self_attn):
+                kda_weights(layer.self_attn)
+            check_site(mix_before_attention(layer, first=layer is layers[0]))
+            check_site(mix_before_feed_forward(layer))
+        except (ValueError, AttributeError) as error:
+            found.setdefault(str(error), layer.layer_idx)
+    return [f"layer {index}: {reason}" for reason, index in found.items()]

@@ -1,0 +1,1 @@
+"""What fills the slots of a step: the reference in PyTorch, and our kernels bound to one layer each."""
