@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 SHARED := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-gpu setup-kernels demo test test-slow test-gpu bench check check-kernels lint types imports unit fix clean
+.PHONY: help setup setup-dev setup-gpu setup-kernels demo test test-slow mutants test-gpu bench check check-kernels lint types imports unit fix clean
 
 help: ## list every target
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,8 +34,11 @@ demo: setup ## serve the tiny K3, verify its path, bench it, stop: the main job 
 test: setup-dev ## the tests, without a GPU: units, the engine in process, a real server end to end
 	@$(BIN)/python -m pytest $(SHARED) -m "not gpu and not multigpu and not slow" $(ARGS)
 
-test-slow: setup-dev ## the slow rest: engines killed under load, bench runs, 60 configurations against vLLM
+test-slow: mutants ## the slow rest: engines killed under load, bench runs, 60 configurations against vLLM, mutants
 	@$(BIN)/python -m pytest -m "slow and not gpu and not multigpu" $(ARGS)
+
+mutants: setup-kernels ## break the code on purpose, one edit at a time, and see the tests fail (MUTANTS="--only gate")
+	@$(BIN)/python scripts/mutants.py --jobs 2 $(MUTANTS)
 
 check: setup-dev lint types imports check-kernels test ## what CI runs
 
