@@ -37,7 +37,8 @@ TPOT = "vllm:request_time_per_output_token_seconds"
 E2E = "vllm:e2e_request_latency_seconds"
 QUEUE = "vllm:request_queue_time_seconds"
 ITERATION_TOKENS = "vllm:iteration_tokens_total"
-"""Histograms: seconds, except tokens per engine step in the last one."""
+PROMPT_LENGTH = "vllm:request_prompt_tokens"
+"""Histograms: seconds, except tokens: per engine step, and per finished request, in the last two."""
 
 PROCESS_START = "process_start_time_seconds"
 

@@ -41,6 +41,7 @@ HISTOGRAMS: Mapping[str, str] = {
     "e2e": signals.E2E,
     "queue": signals.QUEUE,
     "iteration_tokens": signals.ITERATION_TOKENS,
+    "prompt_length": signals.PROMPT_LENGTH,
 }
 """Our name → series."""
 
@@ -116,6 +117,11 @@ def _engine_order(label: str) -> tuple[int, str]:
     return (int(label), "") if label.isdecimal() else (1 << 30, label)
 
 
+def _keep_worst(gauges: dict[str, float], name: str, value: float) -> None:
+    """Several API server processes may each export a gauge of one engine (label ``pid``): the worst one counts."""
+    gauges[name] = max(value, gauges.get(name, value))
+
+
 class _Builder:
     """Collects one engine's series."""
 
@@ -133,7 +139,7 @@ class _Builder:
         if name in _COUNTER_NAMES:
             self.counters[_COUNTER_NAMES[name]] = value
         elif name in _GAUGE_NAMES:
-            self.gauges[_GAUGE_NAMES[name]] = value
+            _keep_worst(self.gauges, _GAUGE_NAMES[name], value)
         elif name in _HISTOGRAM_PARTS:
             self._add_histogram(*_HISTOGRAM_PARTS[name], labels, value)
         elif name == signals.WAITING_BY_REASON:

@@ -47,6 +47,11 @@ class Acceptance:
     basis: str
 
     @property
+    def saturated(self) -> bool:
+        """Every draft at every position accepted: length K+1."""
+        return self.drafts >= 100 and bool(self.rates) and min(self.rates) >= 0.9995
+
+    @property
     def looks_synthetic(self) -> bool:
         """Rates that step from 1 to 0 with at most one value between: no real drafter does that."""
         between = sum(0.0 < rate < 1.0 for rate in self.rates)

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.server.witness import REASONS, by_reason, decode_steps
 from k3ctl.signals import stalled
+from k3ctl.telemetry.acceptance import shortfall
 from k3ctl.telemetry.measures import SINCE_START
+from k3ctl.telemetry.prefix import no_hits
 from k3ctl.telemetry.view import Alert, EngineView, ServerView, View
 
 IDLE_AFTER_S = 30.0
@@ -158,7 +160,7 @@ def _errors(view: View) -> Iterator[Alert]:
 
 
 def _corrupt(view: View) -> Iterator[Alert]:
-    action = "stop sending traffic, keep the log, run `k3ctl verify` and an accuracy canary"
+    action = "stop sending traffic, keep the log, run `k3ctl verify` and `k3ctl canary`"
     load = view.load
     if (corrupted := load.totals.get("corrupted", 0.0)) > 0:
         detail = f"{corrupted:.0f} requests with NaN logits since start"
@@ -182,6 +184,15 @@ def _acceptance(view: View) -> Iterator[Alert]:
     data = view.load.acceptance
     if data is None:
         return
+    if data.saturated:
+        yield Alert(
+            "acceptance-saturated",
+            "fail",
+            "every draft is accepted: suspect corrupt output",
+            f"length {data.length:.2f} = K+1 over {data.drafts:.0f} drafts ({data.basis}); no real drafter does that",
+            "read an answer: a flood of one token looks like this (`k3ctl canary`); so does a synthetic setting",
+        )
+        return
     if data.looks_synthetic:
         rates = ", ".join(f"{rate:.2g}" for rate in data.rates)
         yield Alert(
@@ -202,6 +213,16 @@ def _acceptance(view: View) -> Iterator[Alert]:
             f"length {data.length:.2f} of {data.draft_tokens + 1}, {data.drafts:.0f} drafts ({data.basis})",
             "turn speculation off, or limit it to the context length where the drafter works",
         )
+    elif view.golden and (why := shortfall(data, view.golden)):
+        yield Alert(
+            "acceptance-low",
+            "warn",
+            "acceptance far below the golden curve",
+            f"{why}, {data.drafts:.0f} drafts ({data.basis})",
+            "prompts that are hard to draft do this too: send coding prompts to tell (published at K=7: coding 4.73, "
+            "creative 2.61, agentic replay 1.16–2.01); if it stays low, check that the drafter belongs to this model "
+            "and run `k3ctl canary`",
+        )
     if view.golden and data.length > view.golden.length * ARTEFACT_FACTOR:
         yield Alert(
             "acceptance-artefact",
@@ -210,6 +231,19 @@ def _acceptance(view: View) -> Iterator[Alert]:
             f"length {data.length:.2f} against {view.golden.length:.2f}: repeated or random prompts do this",
             "do not compare this speed with published figures",
         )
+
+
+def _prefix(view: View) -> Iterator[Alert]:
+    for server, engine in _engines(view):
+        if found := no_hits(engine):
+            yield Alert(
+                "prefix-cache-no-hits",
+                "info",
+                "the prefix cache never hits",
+                found.detail,
+                found.action,
+                _where(server, engine),
+            )
 
 
 def _path(view: View) -> Iterator[Alert]:
@@ -319,6 +353,7 @@ CHECKS: tuple[Callable[[View], Iterator[Alert]], ...] = (
     _errors,
     _corrupt,
     _acceptance,
+    _prefix,
     _path,
     _gpus,
 )
@@ -337,6 +372,17 @@ RULES: Mapping[str, Rule] = {
     ),
     "synthetic-acceptance": Rule(
         "warn", "Acceptance per position is a step function: benchmark setting, meaningless text"
+    ),
+    "acceptance-saturated": Rule(
+        "fail", "Every draft is accepted over 100 drafts: one token repeated, or a synthetic setting"
+    ),
+    "acceptance-low": Rule(
+        "warn",
+        "Acceptance length below 0.6 of the golden curve, or it breaks at a position where the curve does not",
+        "InferenceX golden acceptance curves",
+    ),
+    "prefix-cache-no-hits": Rule(
+        "info", "Prefix caching is on, many prompt tokens were looked up and none was found"
     ),
     "acceptance-artefact": Rule(
         "info",

@@ -32,7 +32,8 @@ class Load:
     """Serving figures of one engine, or summed over engines.
 
     ``kv_sequences`` is how many sequences of the model's full length fit (``kv_cache_max_concurrency``),
-    ``totals`` are counters since the engine's start, ``recent`` the increments of the latency window.
+    ``totals`` are counters since the engine's start, ``recent`` the increments of the latency window;
+    ``prompt_length`` is in tokens, over all finished requests.
     """
 
     running: float | None = None
@@ -47,6 +48,7 @@ class Load:
     itl: Latency | None = None
     e2e: Latency | None = None
     queue: Latency | None = None
+    prompt_length: Latency | None = None
     prefix_hit_share: float | None = None
     acceptance: Acceptance | None = None
     totals: Mapping[str, float] = field(default_factory=dict)
@@ -249,6 +251,7 @@ def _load(engines: Sequence[EngineTrack]) -> Load:
         itl=measures.latency(long, whole, "itl"),
         e2e=measures.latency(long, whole, "e2e"),
         queue=measures.latency(long, whole, "queue"),
+        prompt_length=measures.latency(whole, whole, "prompt_length"),
         prefix_hit_share=hit_share
         if hit_share is not None
         else measures.share(whole, "prefix_hits", "prefix_queries"),

@@ -94,7 +94,7 @@ def test_history_is_bounded() -> None:
         ("metrics-synthetic-al6.prom", {"synthetic-acceptance"}),
         ("metrics-acceptance-collapse-al1.0.prom", {"acceptance-collapse"}),
         ("metrics-nospec-c64.prom", set()),
-        ("metrics-c16-k7-over64rows.prom", {"rows-over-limit"}),
+        ("metrics-c16-k7-over64rows.prom", {"rows-over-limit", "prefix-cache-no-hits"}),
         ("metrics-bf16-ssm-state.prom", {"path-excluded"}),
         ("metrics-replayssm-on.prom", {"path-excluded"}),
         ("metrics-preempting-kv-full.prom", {"preempting", "rows-over-limit"}),
