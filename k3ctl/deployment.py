@@ -7,7 +7,7 @@ unknowns; what its own metrics and witness say may fill them (``known_from``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from k3ctl.engine import record
@@ -55,6 +55,15 @@ class Deployment:
     def product(self) -> GpuProduct | None:
         """The row of its GPUs; None on a CPU, and where the GPU is unknown."""
         return products.token(self.gpu) if self.gpu else None
+
+    def json(self) -> dict[str, Any]:
+        """Plain data for results; what only later versions know is left out where it is unknown."""
+        later = {"speculator", "stream_interval"}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name != "traces" and (value is not None or name not in later)
+        }
 
     def known_from(self, facts: Mapping[str, Any]) -> Deployment:
         """The same with what was unknown filled from ``facts``; what is known stays."""

@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from k3ctl.deployment import Deployment
 from k3ctl.telemetry import recording
 from k3ctl.telemetry.recording import Recording
-from k3ctl.telemetry.reference import Deployment
 from k3ctl.telemetry.replay import Player
 from k3ctl.tui.app import MonitorApp
 from tests.tui import scenarios

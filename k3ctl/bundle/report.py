@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from k3ctl.bundle import verify
+from k3ctl.deployment import CPU
 from k3ctl.loadtest import compare, view
 from k3ctl.loadtest import events as ev
-from k3ctl.loadtest.target import CPU
 
 ALL = (*view.THROUGHPUT[:-1], *view.LATENCY[1:], "verdict")
 

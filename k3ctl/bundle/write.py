@@ -5,7 +5,8 @@ BUNDLE/
   summary.json           computed from raw/ alone
   command.txt            the client's command lines, as an operator would type them
   engine.json            the server's run record: argv, environment set by k3ctl, states
-  profile.yaml           the serving profile, when k3ctl started the server
+  profile.yaml           the serving profile as the server was started with it, when k3ctl started it
+  profile.base.yaml      the profile that it extends, if any
   environment.json       package versions and an allow-list of variables
   hardware.json          k3ctl.nvml/1 snapshots before and after
   raw/                   what the client, the server and the sampler wrote
@@ -30,7 +31,7 @@ from typing import Any
 from k3ctl import __version__
 from k3ctl.bundle import redact, seal
 from k3ctl.bundle.redact import Redactor
-from k3ctl.engine import logs
+from k3ctl.engine import logs, record
 from k3ctl.engine.rundir import Run
 from k3ctl.loadtest import summary as summaries
 
@@ -45,7 +46,6 @@ class Surroundings:
     """What a bundle says about the machine and the server besides the measurements."""
 
     run: Run | None = None
-    profile: str | None = None
     hardware_before: Mapping[str, Any] | None = None
     hardware_after: Mapping[str, Any] | None = None
 
@@ -68,8 +68,9 @@ def write(
     _dump(directory / "environment.json", _environment(variables))
     if around.run is not None:
         _dump(directory / "engine.json", _record(around.run))
-    if around.profile is not None:
-        (directory / "profile.yaml").write_text(around.profile, encoding="utf-8")
+        texts = record.profile_texts(around.run).values()
+        for name, text in zip(("profile.yaml", "profile.base.yaml"), texts, strict=False):
+            (directory / name).write_text(text, encoding="utf-8")
     redactions = _hide(directory, hide)
     summary = summaries.summarize(raw)
     _dump(directory / "summary.json", summary)
@@ -85,7 +86,7 @@ def write(
         "tokenizer": _tokenizer(ask["target"]["tokenizer"], hide),
         "client": summary["client"],
         "deployment": summary["deployment"],
-        "validity": validity(summary, around.run),
+        "validity": validity(summary),
         "engine_log": engine_log,
         "redactions": redactions,
     }
@@ -94,7 +95,7 @@ def write(
     return manifest
 
 
-def validity(summary: Mapping[str, Any], run: Run | None = None) -> dict[str, Any]:
+def validity(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Status ``valid``, ``invalid`` or ``partial``, every reason, and flags that a reader must see."""
     reasons = [
         f"c={row['concurrency']}: {finding['text']}"
@@ -105,7 +106,6 @@ def validity(summary: Mapping[str, Any], run: Run | None = None) -> dict[str, An
     reasons += [f"c={c}: not measured" for c in summary["missing_steps"]]
     if not summary["server_answers"]:
         reasons.append("the server did not answer any more at the end")
-    argv = run.argv if run else ()
     flags = {
         "synthetic_acceptance": summary["synthetic"],
         "partial": summary["partial"],
@@ -113,7 +113,7 @@ def validity(summary: Mapping[str, Any], run: Run | None = None) -> dict[str, An
         "prefix_cache_hits": any(
             ((row["server"] or {}).get("prefix_hit_share") or 0) > 0.01 for row in summary["rows"]
         ),
-        "stream_interval": any(part.startswith("--stream-interval") for part in argv),
+        "stream_interval": (summary["deployment"].get("stream_interval") or 1) > 1,
     }
     status = "partial" if summary["partial"] else "valid" if summary["valid"] else "invalid"
     return {"status": status, "reasons": reasons, "flags": [name for name, on in flags.items() if on]}

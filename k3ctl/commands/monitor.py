@@ -15,7 +15,7 @@ from k3ctl.errors import ExitCode, UsageError
 from k3ctl.output import CommandResult, Lines
 
 if TYPE_CHECKING:
-    from k3ctl.telemetry.reference import Deployment
+    from k3ctl.deployment import Deployment
     from k3ctl.telemetry.view import View
     from k3ctl.tui.sources import Feed
 

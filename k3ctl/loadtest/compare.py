@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from k3ctl.deployment import Deployment
 from k3ctl.facts.published import Anchor, anchors
 from k3ctl.loadtest import stats
 from k3ctl.loadtest.rows import Stat
-from k3ctl.loadtest.target import Deployment
 from k3ctl.loadtest.workload import Workload
 
 CONDITIONS = {

@@ -14,9 +14,9 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from k3ctl.deployment import Deployment
 from k3ctl.loadtest import stats
 from k3ctl.loadtest.rows import Row, Stat
-from k3ctl.loadtest.target import Deployment
 from k3ctl.loadtest.window import ServerWindow
 from k3ctl.loadtest.workload import Workload
 from k3ctl.telemetry.measures import Acceptance

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from k3ctl import signals
+from k3ctl.deployment import CPU
 from k3ctl.errors import EngineError
-from k3ctl.loadtest.target import CPU
 from k3ctl.server import witness as pages
 from k3ctl.server.client import Client
 from k3ctl.server.prometheus import Page, PageError, parse

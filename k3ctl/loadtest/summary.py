@@ -11,13 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from k3ctl.deployment import CPU, Deployment
 from k3ctl.errors import UsageError
 from k3ctl.facts import published
 from k3ctl.loadtest import aiperf, guards, rows, sampler, stats, tokens
 from k3ctl.loadtest import events as ev
 from k3ctl.loadtest.rows import Row
 from k3ctl.loadtest.scrape import Sample
-from k3ctl.loadtest.target import CPU, Deployment, Target
+from k3ctl.loadtest.target import Target
 from k3ctl.loadtest.window import ServerWindow, server_window
 from k3ctl.loadtest.workload import Workload
 
@@ -44,7 +45,7 @@ def summarize(raw: Path) -> dict[str, Any]:
         "definitions": DEFINITIONS,
         "preset": workload.preset,
         "deviations": list(workload.deviations),
-        "deployment": asdict(target.deployment),
+        "deployment": target.deployment.json(),
         "model": target.model,
         "asked": {
             "prompt_tokens": workload.prompt_tokens + (workload.prefix_tokens or 0),

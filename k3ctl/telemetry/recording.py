@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from k3ctl import __version__
+from k3ctl.deployment import UNKNOWN, Deployment
 from k3ctl.errors import UsageError
+from k3ctl.facts import products
 from k3ctl.server.prometheus import Page, Series
 from k3ctl.server.witness import StepCount, WorkerPage, workers_of_table
 from k3ctl.telemetry import gpus
@@ -28,7 +30,6 @@ from k3ctl.telemetry.events import (
     StageChanged,
     WitnessRead,
 )
-from k3ctl.telemetry.reference import Deployment
 
 SCHEMA = "k3ctl.recording/1"
 FULL_PAGE_EVERY = 60
@@ -67,9 +68,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._codecs: dict[str, _SourceCodec] = {}
         self._failing: dict[tuple[str, str], str] = {}
-        self._write(
-            {"schema": SCHEMA, "k3ctl": __version__, "deployment": asdict(deployment or Deployment())}
-        )
+        self._write({"schema": SCHEMA, "k3ctl": __version__, "deployment": asdict(deployment or UNKNOWN)})
 
     def write(self, event: Event) -> None:
         """Append one event; a failure that is already on record is not written again."""
@@ -168,7 +167,7 @@ class Recording:
 
     events: tuple[Event, ...]
     skipped_lines: int = 0
-    deployment: Deployment = field(default_factory=Deployment)
+    deployment: Deployment = UNKNOWN
 
     @property
     def start(self) -> float:
@@ -220,10 +219,29 @@ def _header(path: Path, line: str) -> Deployment:
             f"`{path}` is not a recording: {found}",
             hint="`k3ctl monitor --replay` reads what `--record` wrote",
         )
-    try:
-        return Deployment(**header.get("deployment", {}))
-    except TypeError:
-        return Deployment()
+    return _deployment(header.get("deployment"))
+
+
+_OLD_NAMES = {
+    "profile": "name",
+    "gpu": "gpu",
+    "tensor_parallel_size": "tensor_parallel",
+    "num_speculative_tokens": "draft_tokens",
+    "speculator": "speculator",
+}
+"""Fields of a deployment by their names in recordings before there was one ``Deployment``."""
+
+
+def _deployment(kept: Any) -> Deployment:
+    """The deployment in a header; unknown where it cannot be read."""
+    if not isinstance(kept, Mapping):
+        return UNKNOWN
+    if "name" in kept:
+        old = {field: kept.get(name) or None for field, name in _OLD_NAMES.items()}
+        product = products.token(str(old["gpu"] or ""))
+        kept = {**old, "gpu": product.token if product else None}
+    known = {name: value for name, value in kept.items() if name in Deployment.__dataclass_fields__}
+    return Deployment(**known)
 
 
 class _Decoder:

@@ -8,23 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from k3ctl.facts.products import token as product_of
+from k3ctl.deployment import Deployment
 from k3ctl.facts.published import Anchor, acceptance, anchors, decode_curve
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """What the operator says is being served; empty or None where unknown.
-
-    ``gpu`` is a product token (``gb300``, ``b300``, ``h200``), ``draft_tokens`` is K, ``speculator`` the method
-    (``dspark``, ``mtp``).
-    """
-
-    name: str = ""
-    gpu: str = ""
-    tensor_parallel: int | None = None
-    draft_tokens: int | None = None
-    speculator: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,7 +38,7 @@ def golden(deployment: Deployment, platform: str, draft_tokens: int) -> Golden |
 
     ``platform`` is the witness's (``cuda``, ``cpu``, empty when unknown).
     """
-    if deployment.speculator not in {"", "dspark"} or platform == "cpu" or draft_tokens < 1:
+    if deployment.speculator not in {None, "dspark"} or platform == "cpu" or draft_tokens < 1:
         return None
     length = acceptance().length(draft_tokens)
     return Golden(length, golden_rates(draft_tokens)) if length else None
@@ -67,7 +52,7 @@ def golden_rates(draft_tokens: int) -> tuple[float, ...]:
 
 def step_anchor(deployment: Deployment, draft_tokens: int, batch: float) -> StepAnchor | None:
     """The published step time for this GPU, TP and K at the next listed batch size, if there is one."""
-    product, tp = product_of(deployment.gpu), deployment.tensor_parallel
+    product, tp = deployment.product, deployment.tensor_parallel_size
     if product is None or tp is None:
         return None
     if draft_tokens:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from k3ctl.deployment import Deployment
 from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.server import witness
 from k3ctl.server.witness import Counts
@@ -19,7 +20,7 @@ from k3ctl.telemetry.events import IncidentFound, StageChanged
 from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.measures import Acceptance, Latency, Window, combine, window
 from k3ctl.telemetry.reducer import EngineTrack, LogLine, NodeTrack, Point, ServerTrack, State
-from k3ctl.telemetry.reference import Deployment, Golden, StepAnchor, golden, step_anchor
+from k3ctl.telemetry.reference import Golden, StepAnchor, golden, step_anchor
 
 RATE_WINDOW_S = 10.0
 LATENCY_WINDOW_S = 60.0
@@ -296,7 +297,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _path(tracks: Sequence[ServerTrack], load: Load, deployment: Deployment) -> PathView:
-    draft_tokens = load.draft_tokens or deployment.draft_tokens or 0
+    draft_tokens = load.draft_tokens or deployment.num_speculative_tokens or 0
     rows_now = load.running * (1 + draft_tokens) if load.running else None
     step_ms = load.itl.mean_s * 1e3 if load.itl else None
     view = PathView(

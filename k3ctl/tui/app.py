@@ -13,10 +13,10 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.worker import get_current_worker
 
+from k3ctl.deployment import Deployment
 from k3ctl.telemetry import rules
 from k3ctl.telemetry.events import Event
 from k3ctl.telemetry.reducer import State, reduce_all
-from k3ctl.telemetry.reference import Deployment
 from k3ctl.telemetry.replay import Player
 from k3ctl.telemetry.view import View, build
 from k3ctl.tui.messages import EventsRead, ScreenReady

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
+from k3ctl.deployment import Deployment
 from k3ctl.telemetry import rules
 from k3ctl.telemetry.events import Event
 from k3ctl.telemetry.reducer import State, reduce, reduce_all
-from k3ctl.telemetry.reference import Deployment
 from k3ctl.telemetry.replay import Player
 from k3ctl.telemetry.snapshot import line
 from k3ctl.telemetry.view import View, build

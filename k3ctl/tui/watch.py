@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from k3ctl.deployment import UNKNOWN, Deployment, of_config, of_run
 from k3ctl.engine import rundir
 from k3ctl.engine.rundir import Run
-from k3ctl.errors import K3Error
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve
 from k3ctl.server import which
 from k3ctl.server.client import SCREEN_S
-from k3ctl.telemetry.reference import Deployment
 from k3ctl.tui.gpu_source import GpuFeed
 from k3ctl.tui.run_source import RunFeed
 from k3ctl.tui.sources import BenchFeed, Feed, server_feeds
@@ -59,25 +57,14 @@ def feeds(
 
 
 def deployment(profile: str | None, watched: Sequence[Run]) -> Deployment:
-    """What is served: the named profile's, else a run's; unknown where neither says."""
+    """What is served: as the named profile says, else as the first run with a record was started; else unknown."""
     if profile is not None:
         return described(profile)
-    for run in watched:
-        with contextlib.suppress(K3Error):
-            return described(run.profile)
-    return Deployment()
+    return next((known for run in watched if (known := of_run(run)) != UNKNOWN), UNKNOWN)
 
 
 def described(profile: str) -> Deployment:
-    """What a profile serves. Raises UsageError for an unknown profile."""
+    """What a profile serves; its GPU where it names one only. Raises UsageError for an unknown profile."""
     resolved = resolve(loader.load(profile), environ=os.environ)
-    gpu = resolved.profile.requires.gpu
-    drafts = resolved.get("speculative_config.num_speculative_tokens")
-    parallel = resolved.args.get("tensor_parallel_size")
-    return Deployment(
-        name=resolved.profile.name,
-        gpu=gpu[0].lower() if gpu else "",
-        tensor_parallel=int(parallel) if parallel is not None else None,
-        draft_tokens=int(drafts) if drafts is not None else None,
-        speculator=str(resolved.get("speculative_config.method", "")),
-    )
+    accepted = resolved.profile.requires.gpu
+    return of_config(resolved, gpu=accepted[0] if len(accepted) == 1 else None)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from k3ctl import deployment
 from k3ctl.engine import rundir
 from k3ctl.errors import UsageError
 from k3ctl.server import models, which
@@ -17,8 +16,6 @@ from k3ctl.server.client import Client
 from k3ctl.verdict import probe
 from k3ctl.verdict import profile as profiler
 from k3ctl.verdict.judge import Drive, Evidence, Verdict, judge
-
-SWITCH = "--additional-config"
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,9 @@ def target(url: str | None, run_id: str | None) -> Target:
     """
     found = which.one(url, run_id)
     run = found.run
-    return Target(found.url) if run is None else Target(found.url, run.id, _requested(run.argv))
+    if run is None:
+        return Target(found.url)
+    return Target(found.url, run.id, deployment.of_run(run).requested)
 
 
 def check(server: Target, *, rows: int = 4, tokens: int = 48, api_key: str | None = None) -> Verdict:
@@ -68,7 +67,7 @@ def profile(server: Target, *, tokens: int = 48, api_key: str | None = None) -> 
             "traces lie on the server's machine",
             hint="run this there, or copy a trace and use `k3ctl verify --trace-file FILE`",
         )
-    out = profiler.directory(rundir.find(server.run_id).argv)
+    out = profiler.directory(deployment.of_run(rundir.find(server.run_id)))
     client = Client(server.url, api_key=api_key)
     with _undisturbed(server):
         model = models.served(client)
@@ -115,13 +114,3 @@ def _drive_data(drive: Drive) -> Mapping[str, Any]:
             for key, count in drive.steps.items()
         ],
     }
-
-
-def _requested(argv: tuple[str, ...]) -> bool | None:
-    for flag, value in pairwise(argv):
-        if flag == SWITCH:
-            try:
-                return bool(json.loads(value).get("decode_backend") == "latency_specialized")
-            except (ValueError, AttributeError):
-                return None
-    return False

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
+from k3ctl.deployment import Deployment
 from k3ctl.errors import EngineError, UsageError
 from k3ctl.server.client import BadAnswer, Client
 from k3ctl.verdict import probe
 
-FLAG = "--profiler-config"
 WINDOW = {
     # the first steps hold the prefill; then a few decode steps, however long the request or k3ctl lives
     "delay_iterations": 3,
@@ -27,20 +25,14 @@ HINT = (
 )
 
 
-def directory(argv: Sequence[str]) -> Path:
-    """Where a server started with ``argv`` writes its traces.
+def directory(server: Deployment) -> Path:
+    """Where a server writes its traces.
 
     Raises:
-        UsageError: it was started without the torch profiler.
+        UsageError: it was started without the torch profiler, or it is not known how it was started.
     """
-    words = list(argv)
-    if FLAG in words[:-1]:
-        try:
-            found = json.loads(words[words.index(FLAG) + 1]).get("torch_profiler_dir")
-        except (ValueError, AttributeError):
-            found = None
-        if found:
-            return Path(found)
+    if server.traces:
+        return Path(server.traces)
     raise UsageError("the server was started without a profiler", hint=HINT)
 
 

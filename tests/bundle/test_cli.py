@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from k3ctl.cli import main
-from k3ctl.loadtest import target
+from k3ctl.deployment import Deployment
 from tests.loadtest import results
 
 Make = Callable[..., Path]
@@ -104,9 +104,7 @@ def test_gate_refuses_a_bundle_that_does_not_verify(k3ctl: Any, make_bundle: Mak
 def test_gate_says_when_nothing_is_comparable(k3ctl: Any, make_bundle: Make) -> None:
     from dataclasses import replace
 
-    other = replace(
-        results.TARGET, deployment=target.Deployment(gpu="GB300", gpus=16, tensor_parallel_size=16)
-    )
+    other = replace(results.TARGET, deployment=Deployment(gpu="GB300", gpus=16, tensor_parallel_size=16))
     code, _, err = k3ctl("gate", make_bundle(name="a"), make_bundle(name="b", target=other))
     assert code == 1
     assert "nothing in the two bundles is comparable" in err

@@ -10,7 +10,6 @@ from k3ctl.checks import classify
 from k3ctl.facts import products
 from k3ctl.facts.products import PRODUCTS, GpuProduct, Kind, Rates
 from k3ctl.gpus.types import Gpu, Node, NvmlSystem, Snapshot
-from k3ctl.loadtest.target import gpu_product
 from k3ctl.planning import detect
 from k3ctl.planning.estimate import estimate
 from k3ctl.planning.hardware import described
@@ -50,7 +49,7 @@ def test_a_drivers_name_means_one_row(name: str, token: str) -> None:
 )
 def test_an_unknown_name_stays_unknown(name: str) -> None:
     assert products.named(name) is None
-    assert gpu_product([name] * 8) is None
+    assert products.common([name] * 8) is None
 
 
 def test_only_the_sm100_family_has_a_specialized_decode() -> None:
@@ -66,6 +65,8 @@ def test_tokens_are_understood_in_any_case() -> None:
 def test_what_is_read_from_a_driver_beats_the_table() -> None:
     assert products.common(["NVIDIA GB300", "NVIDIA RTX PRO 2000"]) == PRODUCTS["GB300"]
     assert products.common(["NVIDIA GB300", "NVIDIA Z900"]) is None
+    assert products.common(["NVIDIA H200", "NVIDIA H200 NVL"]) is None
+    assert products.common([]) is None
     assert products.common(["NVIDIA RTX PRO 6000"] * 2) == PRODUCTS["RTX-PRO-6000"]
 
 
@@ -81,7 +82,7 @@ def test_a_new_gpu_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
     host = classify(_board("NVIDIA Z900").nodes[0])
     assert (host.id, host.kind, host.expected_gpus, host.specialized) == ("hgx-z900", Kind.HGX8, 8, True)
-    assert gpu_product(["NVIDIA Z900"] * 8) == "Z900"
+    assert products.common(["NVIDIA Z900"] * 8) == row
 
     seen, typed = detect.from_snapshots([_board("NVIDIA Z900")], "test"), described("z900:8")
     for hardware in (seen, typed):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from k3ctl.deployment import Deployment
 from k3ctl.facts import published
-from k3ctl.telemetry.reference import Deployment, step_anchor
+from k3ctl.telemetry.reference import step_anchor
 
 
 def test_every_entry_says_where_it_is_from_and_when() -> None:
@@ -44,7 +45,7 @@ def test_acceptance_grows_with_the_drafts_and_ends_where_the_curve_ends() -> Non
     [("gb300", 16, 0, 1, 3.90), ("GB300", 8, 0, 3, 7.40), ("gb300", 16, 7, 1, 7.13)],
 )
 def test_published_step_times(gpu: str, tp: int, drafts: int, batch: float, specialized_ms: float) -> None:
-    found = step_anchor(Deployment(gpu=gpu, tensor_parallel=tp), drafts, batch)
+    found = step_anchor(Deployment(gpu=gpu, tensor_parallel_size=tp), drafts, batch)
     assert found is not None and found.specialized_ms == pytest.approx(specialized_ms, abs=0.01)
     assert found.standard_ms > found.specialized_ms
 
@@ -61,4 +62,4 @@ def test_published_step_times(gpu: str, tp: int, drafts: int, batch: float, spec
     ],
 )
 def test_no_step_time_where_none_is_published(gpu: str, tp: int, drafts: int, batch: float) -> None:
-    assert step_anchor(Deployment(gpu=gpu, tensor_parallel=tp), drafts, batch) is None
+    assert step_anchor(Deployment(gpu=gpu, tensor_parallel_size=tp), drafts, batch) is None

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from k3ctl.deployment import Deployment
 from k3ctl.loadtest import clients, guidellm_args, workload
 from k3ctl.loadtest.clients import ClientRun
 from k3ctl.loadtest.scrape import Sample
-from k3ctl.loadtest.target import Deployment, Target
+from k3ctl.loadtest.target import Target
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TARGET = Target(

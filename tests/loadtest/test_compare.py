@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from k3ctl.deployment import Deployment
 from k3ctl.facts import published
 from k3ctl.loadtest import compare, gate, summary, view, workload
-from k3ctl.loadtest.target import Deployment
 from tests.loadtest import results
 
 BLOG = "guidellm-8k1k-blogshape-c1-c4-c16.json"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from k3ctl.deployment import Deployment
 from k3ctl.errors import UsageError
 from k3ctl.server.witness import StepCount, StepKey, WorkerPage
 from k3ctl.telemetry import recording, rules
@@ -21,7 +22,6 @@ from k3ctl.telemetry.events import (
 )
 from k3ctl.telemetry.gpus import GpuFinding, GpuSample
 from k3ctl.telemetry.reducer import reduce_all
-from k3ctl.telemetry.reference import Deployment
 from k3ctl.telemetry.view import build
 from tests.telemetry.feeding import FIXTURES, URL, fixture_page, read
 
@@ -52,7 +52,9 @@ OTHERS: list[Event] = [
 ]
 
 
-DEPLOYMENT = Deployment("b300-tp8", "b300", 8, 7, "dspark")
+DEPLOYMENT = Deployment(
+    profile="b300-tp8", gpu="B300", tensor_parallel_size=8, num_speculative_tokens=7, speculator="dspark"
+)
 
 
 def record(path: Path, events: list[Event]) -> None:

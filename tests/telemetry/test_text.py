@@ -6,9 +6,10 @@ import math
 
 import pytest
 
+from k3ctl.deployment import Deployment
 from k3ctl.telemetry import text
 from k3ctl.telemetry.histogram import Quantile
-from k3ctl.telemetry.reference import Deployment, golden, golden_rates, step_anchor
+from k3ctl.telemetry.reference import golden, golden_rates, step_anchor
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_the_golden_curve_is_for_dspark_on_the_real_model() -> None:
 
 
 def test_step_anchors_are_the_published_ones_and_only_for_what_was_published() -> None:
-    tp16 = Deployment(gpu="gb300", tensor_parallel=16)
+    tp16 = Deployment(gpu="GB300", tensor_parallel_size=16)
     verify = step_anchor(tp16, 7, 1)
     assert verify is not None
     assert (round(verify.specialized_ms, 2), round(verify.standard_ms, 1)) == (7.13, 12.3)
@@ -76,5 +77,5 @@ def test_step_anchors_are_the_published_ones_and_only_for_what_was_published() -
     assert plain.batch == 4
     assert plain.specialized_ms == pytest.approx(4 / 702.5 * 1e3)
     assert step_anchor(tp16, 7, 8) is None
-    assert step_anchor(Deployment(gpu="h200", tensor_parallel=8), 0, 1) is None
+    assert step_anchor(Deployment(gpu="H200", tensor_parallel_size=8), 0, 1) is None
     assert step_anchor(Deployment(), 0, 1) is None

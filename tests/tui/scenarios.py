@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from k3ctl.deployment import Deployment
 from k3ctl.server.prometheus import Page, Series
 from k3ctl.server.witness import WorkerPage
 from k3ctl.telemetry.events import (
@@ -23,14 +24,15 @@ from k3ctl.telemetry.events import (
     WitnessRead,
 )
 from k3ctl.telemetry.gpus import GpuFinding, GpuSample
-from k3ctl.telemetry.reference import Deployment
 
 START = 1_795_960_800.0
 """2026-11-29 14:00:00 UTC."""
 
 SECONDS = 300
 URL = "http://127.0.0.1:8000"
-DEPLOYMENT = Deployment("gb300-tp16", "gb300", 16, 7, "dspark")
+DEPLOYMENT = Deployment(
+    profile="gb300-tp16", gpu="GB300", tensor_parallel_size=16, num_speculative_tokens=7, speculator="dspark"
+)
 GOLDEN = (0.84, 0.66, 0.50, 0.36, 0.24, 0.15, 0.09)
 TTFT_EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, math.inf)
 ITL_EDGES = (0.001, 0.002, 0.003, 0.005, 0.01, 0.015, 0.02, 0.05, 0.1, math.inf)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from k3ctl.deployment import Deployment
 from k3ctl.verdict import check, probe
 from k3ctl.verdict import profile as profiler
 
@@ -17,8 +18,8 @@ RUN = check.Target("http://127.0.0.1:1", "a-run", None)
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    run = SimpleNamespace(dir=tmp_path, argv=("--profiler-config", '{"torch_profiler_dir": "/t"}'))
-    monkeypatch.setattr(check.rundir, "find", lambda _: run)
+    monkeypatch.setattr(check.rundir, "find", lambda _: SimpleNamespace(dir=tmp_path))
+    monkeypatch.setattr(check.deployment, "of_run", lambda _: Deployment(traces="/t"))
     monkeypatch.setattr(check.models, "served", lambda _: "m")
     monkeypatch.setattr(probe, "warm_up", lambda *_: None)
     monkeypatch.setattr(check, "judge", lambda evidence: evidence)

@@ -89,7 +89,6 @@ def bench(
             f"`{directory}` exists already", hint="choose another --out, results are never overwritten"
         )
     before = parts.hardware()
-    target = parts.with_hardware(target, before) if record else target
     output.note(parts.announce(load, target))
 
     def start(stop: threading.Event, on_line: Callable[[str], None]) -> driver.BenchResult:

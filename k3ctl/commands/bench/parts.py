@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 def seal(directory: Path, record: Run | None, before: Mapping[str, Any]) -> dict[str, Any]:
     """Make the result directory a bundle."""
     from k3ctl.bundle.write import Surroundings, write
-    from k3ctl.profiles import loader
 
-    profile = loader.files().get(record.profile) if record else None
-    text = profile.read_text(encoding="utf-8") if profile else None
-    return write(directory, Surroundings(record, text, before, hardware()))
+    return write(directory, Surroundings(record, before, hardware()))
 
 
 def hardware() -> dict[str, Any]:
@@ -30,14 +27,6 @@ def hardware() -> dict[str, Any]:
     from k3ctl import gpus
 
     return gpus.to_json(gpus.snapshot())
-
-
-def with_hardware(target: Target, hardware: Mapping[str, Any]) -> Target:
-    """The GPU product of this machine, for a server that runs on it."""
-    from k3ctl.loadtest.target import gpu_product, with_server_facts
-
-    names = [gpu.get("name") for node in hardware["nodes"] for gpu in node["gpus"]]
-    return with_server_facts(target, {"gpu": gpu_product([name for name in names if isinstance(name, str)])})
 
 
 def baseline(against: str | None) -> Mapping[str, Any] | str | None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from k3ctl import output
+from k3ctl.deployment import Deployment
 from k3ctl.engine.rundir import Run
 from k3ctl.loadtest import clients
 from k3ctl.loadtest.driver import BenchResult
 from k3ctl.loadtest.target import Target
-from k3ctl.telemetry.reference import Deployment
 from k3ctl.tui import app as tui_app
 from k3ctl.tui.app import MonitorApp
 from k3ctl.tui.sources import BenchFeed, Feed, server_feeds
@@ -99,15 +99,8 @@ def watch(
 ) -> BenchResult:
     """Run ``load`` behind the live screen; leaving the screen (q) leaves the load running, with plain lines."""
     job = _Job(load)
-    known = target.deployment
-    deployment = Deployment(
-        name=known.profile or target.model,
-        gpu=(known.gpu or "").lower(),
-        tensor_parallel=known.tensor_parallel_size,
-        draft_tokens=known.num_speculative_tokens,
-    )
     try:
-        BenchApp(job, _feeds(target, record, directory, api_key), deployment).run(headless=headless)
+        BenchApp(job, _feeds(target, record, directory, api_key), target.deployment).run(headless=headless)
     except BaseException:
         job.stop.set()
         raise

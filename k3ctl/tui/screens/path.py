@@ -121,7 +121,7 @@ def _step_lines(view: View, width: int) -> list[Content | str]:
         Content.assemble(("measured     ", "bold"), measured, (basis, "$secondary"))
     ]
     if anchor is None:
-        named = view.deployment.name or view.deployment.gpu
+        named = view.deployment.profile or view.deployment.gpu
         why = "none published for this batch" if named else "name the profile with --profile"
         return [*lines, Content.styled(f"anchor       {why}", "$secondary")]
     scale = max(anchor.standard_ms * 1.25, path.step_ms or 0.0)
