@@ -148,7 +148,7 @@ class Expect(_Section):
 
 
 class Bench(_Section):
-    """Default workloads of ``k3ctl bench``."""
+    """What ``k3ctl bench`` runs when no preset is named."""
 
     presets: tuple[str, ...] = ("smoke",)
 

@@ -57,6 +57,20 @@ def test_monitor_does_not_take_a_run_without_a_record_for_its_profile(state_dir:
     assert watch.deployment("gb300-tp8", [old]).profile == "gb300-tp8"
 
 
+def test_plan_speaks_of_the_run_and_reads_its_log(
+    changed_since: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed_since.engine_log.write_text("INFO Model loading took 100.0 GiB memory and 9.1 seconds\n")
+    assert cli.main(["plan", "--run", changed_since.id, "--hardware", "GB300:16", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    assert (data["profile"], data["verdict"], data["vllm"]) == ("mine", "standard", "0.33.0")
+    assert data["budget"]["rows_per_decode_step"] == data["budget"]["max_num_seqs"]
+    assert data["actual"][0]["actual"] == 100.0
+    assert cli.main(["plan", "gb300-tp16", "--run", changed_since.id]) == 2
+    assert cli.main(["plan", "--run", recorded().id]) == 2
+    assert "keeps no record of its start" in capsys.readouterr().err
+
+
 def test_bench_loads_what_was_started(changed_since: Run) -> None:
     to = target.from_run(changed_since)
     assert to.deployment == watch.deployment(None, [changed_since])

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from k3ctl import output
 from k3ctl.commands.bench import parts
 from k3ctl.errors import UsageError
-from k3ctl.output import CommandResult, Lines, Table
+from k3ctl.output import CommandResult
 
 EXAMPLES = """Examples:
+
+k3ctl bench                                             the newest server, under its profile's own presets
 
 k3ctl bench smoke                                       the newest server that k3ctl started
 
@@ -32,7 +32,12 @@ Tool = Literal["guidellm", "aiperf"]
 
 
 def bench(
-    preset: Annotated[str, typer.Argument(help="A preset's name, or the path of a preset file.")] = "",
+    preset: Annotated[
+        str,
+        typer.Argument(
+            help="A preset's name, or a preset file; default: those of the profile that is served."
+        ),
+    ] = "",
     *,
     list_presets: Annotated[bool, typer.Option("--list", help="List the presets and stop.")] = False,
     run: Annotated[
@@ -60,22 +65,23 @@ def bench(
     out: Annotated[Path | None, typer.Option("--out", help="Result directory (must not exist).")] = None,
 ) -> CommandResult:
     """Load a server with a named workload, judge the numbers, keep the evidence as a bundle."""
-    from k3ctl.loadtest import driver, view, workload
+    from k3ctl.commands.bench.job import Job
+    from k3ctl.loadtest import workload
     from k3ctl.server import which
 
-    if list_presets or not preset:
+    if list_presets:
         return parts.listing()
-    load = workload.override(
-        workload.load(preset),
-        concurrency=parts.numbers(concurrency),
-        duration_s=duration,
-        requests=requests,
-        sessions=sessions,
-    )
-    if client == "aiperf" and load.sessions is None:
-        raise UsageError(
-            f"--client aiperf replays sessions, `{load.preset}` has none", hint="it goes with `agentic`"
+
+    def load(name: str) -> workload.Workload:
+        return workload.override(
+            workload.load(name),
+            concurrency=parts.numbers(concurrency),
+            duration_s=duration,
+            requests=requests,
+            sessions=sessions,
         )
+
+    named = [load(preset)] if preset else []
     if tui and not (sys.stdout.isatty() and sys.stdin.isatty()):
         raise UsageError(
             "--tui needs a terminal", hint="leave it out: one line per second then goes to stderr"
@@ -83,32 +89,13 @@ def bench(
     other = parts.baseline(against)
     key = which.api_key(os.environ, api_key_env)
     record, target = parts.target(run, url, model, tokenizer, key)
-    directory = out or driver.new_dir(load.preset)
-    if directory.exists():
-        raise UsageError(
-            f"`{directory}` exists already", hint="choose another --out, results are never overwritten"
-        )
-    before = parts.hardware()
-    output.note(parts.announce(load, target))
-
-    def start(stop: threading.Event, on_line: Callable[[str], None]) -> driver.BenchResult:
-        return driver.run(load, target, out=directory, on_line=on_line, tool=client, api_key=key, stop=stop)
-
-    if tui:
-        from k3ctl.commands.bench.screen import watch
-
-        result = watch(start, target, record, directory, api_key=key)
-    else:
-        result = start(threading.Event(), output.note)
-    manifest = parts.seal(directory, record, before)
-    lines = parts.comparison(result.summary, other)
-    tables = [
-        Table(*view.table(result.summary, columns), title, frozenset(columns) - view.TEXT_COLUMNS)
-        for columns, title in ((view.THROUGHPUT, view.title(result.summary)), (view.LATENCY, ""))
-    ]
-    text = [*view.findings(result.summary), *lines, f"bundle: {directory}"]
-    data = {**result.summary, "bundle": str(directory), "validity": manifest["validity"], "comparison": lines}
-    return CommandResult("k3ctl.bench/1", data, [*tables, Lines(text)], result.exit_code)
+    loads = named or [load(name) for name in parts.usual(record)]
+    for each in loads:
+        if client == "aiperf" and each.sessions is None:
+            raise UsageError(
+                f"--client aiperf replays sessions, `{each.preset}` has none", hint="it goes with `agentic`"
+            )
+    return Job(record, target, client, key, other, tui).all(loads, out)
 
 
 def register(app: typer.Typer, command: Callable[..., Any]) -> None:

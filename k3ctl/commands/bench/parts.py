@@ -97,6 +97,25 @@ def target(
     return found.run, target.from_run(found.run)
 
 
+def usual(run: Run | None) -> tuple[str, ...]:
+    """The presets of the profile that a server was started with.
+
+    Raises:
+        UsageError: it is not known which profile that is, or it names none.
+    """
+    from k3ctl.engine import record
+
+    config = record.config(run) if run is not None else None
+    hint = "`k3ctl bench --list` shows the presets"
+    if config is None:
+        raise UsageError(
+            "name a preset: it is not known with which profile this server was started", hint=hint
+        )
+    if not config.profile.bench.presets:
+        raise UsageError(f"name a preset: profile `{config.profile.name}` has none of its own", hint=hint)
+    return config.profile.bench.presets
+
+
 def numbers(text: str | None) -> tuple[int, ...] | None:
     """``1,4,16`` as a tuple; None stays None. Raises ``UsageError``."""
     if text is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "Examples: k3ctl plan --hardware GB300:16 · k3ctl plan gb300-tp16 --concurrency 16 · "
-    "k3ctl plan b300-tp8 --render kubernetes --out deploy/ · k3ctl plan gb300-tp8 --actual engine.log"
+    "k3ctl plan b300-tp8 --render kubernetes --out deploy/ · k3ctl plan gb300-tp8 --actual engine.log · "
+    "k3ctl plan --run 3f9a"
 )
 
 ProfileArgument = Annotated[
@@ -59,6 +61,14 @@ DirectoryOption = Annotated[
     str, typer.Option(help="Where rendered files will lie on the hosts.", metavar="DIR")
 ]
 ImageOption = Annotated[str, typer.Option(help="Container image with vLLM and k3ctl.", metavar="IMAGE")]
+RunOption = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        help="Plan what this run of `k3ctl serve` was started with, beside what its log says.",
+        metavar="RUN",
+    ),
+]
 ActualOption = Annotated[
     str | None,
     typer.Option(metavar="FILE|URL", help="Engine log or /metrics to compare the memory plan with."),
@@ -89,6 +99,7 @@ def plan(
     actual: ActualOption = None,
     check_with_vllm: CheckOption = False,
     python: PythonOption = None,
+    run: RunOption = None,
 ) -> CommandResult:
     """Say what a configuration needs, whether it can run, and how fast it may be; or choose one.
 
@@ -98,12 +109,19 @@ def plan(
     from k3ctl.planning.deployment import Workload
 
     workload = Workload(concurrency, input_tokens, output_tokens)
+    made: Plan | None = None
+    if run is not None:
+        if profile or overrides or model:
+            raise UsageError("--run plans what was started: leave out the profile, --set and --model")
+        made, log = _started(run, hardware, workload, vllm_version)
+        actual = actual or log
+        profile = made.deployment.config.profile.name
     vllm = _version(vllm_version)
     if profile is None:
         if overrides or render or actual or check_with_vllm or model:
             raise UsageError("name a profile for that", hint="`k3ctl profiles list` shows them")
         return _choose(hardware, objective, workload, vllm)
-    made = _plan(profile, overrides, model, hardware, workload, vllm)
+    made = made or _plan(profile, overrides, model, hardware, workload, vllm)
     if render is not None:
         return _render(made, render, out, directory, image)
     data: dict[str, Any] = made.json()
@@ -162,6 +180,28 @@ def _plan(
     if model is not None:
         resolved = resolved.with_model_path(model)
     return make(Deployment(resolved, _hardware(hardware, resolved.profile.requires.nodes), workload, vllm))
+
+
+def _started(
+    name: str, hardware: list[str] | None, workload: Any, vllm: str | None
+) -> tuple[Plan, str | None]:
+    """The plan of what a run was started with, and its log where that has figures to compare with."""
+    from k3ctl.engine import logs, record, rundir
+    from k3ctl.planning import actual
+    from k3ctl.planning.deployment import Deployment
+    from k3ctl.planning.plan import make
+
+    run = rundir.find(name)
+    config = record.config(run)
+    if config is None:
+        raise UsageError(f"run `{run.id}` keeps no record of its start", hint="an older k3ctl started it")
+    here = _hardware(hardware, config.profile.requires.nodes) if config.profile.requires.gpus else None
+    made = make(Deployment(config, here, workload, _version(vllm or run.vllm or None)))
+    first = next(iter(logs.parts(run.engine_log)), run.engine_log)
+    with contextlib.suppress(UsageError):
+        if made.memory is not None and actual.parse(actual.read(str(first))):
+            return made, str(first)
+    return made, None
 
 
 def _hardware(entries: list[str] | None, nodes: int) -> Hardware | None:
