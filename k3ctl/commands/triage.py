@@ -11,7 +11,8 @@ from k3ctl.errors import ExitCode, UsageError
 from k3ctl.output import Block, CommandResult, Lines, Table
 
 if TYPE_CHECKING:
-    from k3ctl.triage.scan import Incident, Report
+    from k3ctl.triage.scan import Report
+    from k3ctl.triage.story import Incident
 
 LogsArgument = Annotated[
     list[Path] | None,
@@ -34,7 +35,9 @@ def register(app: typer.Typer, command: Any) -> None:
 def triage(logs: LogsArgument = None, run: RunOption = None) -> CommandResult:
     """Find the first cause in an engine's log, group what all ranks report, and name the next action.
 
-    Exit code 1 when an error was found. The rules are listed in docs/reference/triage.md.
+    Reads logs of vLLM, NCCL, torch and the kernel as they are, whatever carried them: journald, docker, kubectl, srun,
+    torchrun, Ray. Exit code 1 when an error was found, or when the log ends before the server is ready. The rules are
+    listed in docs/reference/triage.md.
     """
     from datetime import date
 
@@ -43,7 +46,7 @@ def triage(logs: LogsArgument = None, run: RunOption = None) -> CommandResult:
     if logs and run:
         raise UsageError("give either log files or --run")
     try:
-        report = scan.scan(logs) if logs else scan.scan(_log_of(run), one_log=True)
+        report = scan.scan(logs) if logs else _scan_run(run)
     except OSError as error:
         raise UsageError(f"cannot read `{error.filename}`: {error.strerror}") from error
     warnings = [
@@ -70,6 +73,7 @@ def as_data(report: Report) -> dict[str, Any]:
         "vllm": report.vllm or None,
         "served": report.served,
         "first_cause": report.first_cause.rule.id if report.first_cause else None,
+        "whole": report.whole,
         "incidents": [_incident_data(incident) for incident in report.incidents],
     }
 
@@ -87,6 +91,7 @@ def _incident_data(incident: Incident) -> dict[str, Any]:
         "time": incident.first.stamp or None,
         "count": incident.count,
         "who": sorted(incident.who),
+        "ranks": sorted(incident.ranks),
         "evidence": incident.evidence,
         "source": incident.rule.source,
         "expires": incident.rule.expires.isoformat(),
@@ -98,7 +103,8 @@ def _blocks(report: Report) -> list[Block]:
     version = f" · vLLM {report.vllm}" if report.vllm else ""
     head = f"{report.lines:,} lines{version} · " + ("had served" if report.served else "had not served yet")
     if first is None:
-        lines = [head, "no incident found"] + [incident.title for incident in report.incidents]
+        found = "no incident found" if report.whole or report.served else "no incident found so far"
+        lines = [head, found] + [incident.title for incident in report.incidents]
         return [Lines(lines)]
     lines = [
         head,
@@ -131,12 +137,17 @@ def _where(incident: Incident) -> str:
     return ", ".join(parts)
 
 
-def _log_of(run_id: str | None) -> list[Path]:
+def _scan_run(run_id: str | None) -> Report:
+    """The log of a run; how it ends counts only when the run ended by itself."""
     from k3ctl.engine import logs, rundir
+    from k3ctl.triage import scan
 
     if run_id:
-        return logs.parts(rundir.find(run_id).engine_log)
-    runs = rundir.all_runs()
-    if not runs:
-        raise UsageError("there is no run to look at", hint="name a log file: `k3ctl triage LOG`")
-    return logs.parts(runs[0].engine_log)
+        run = rundir.find(run_id)
+    else:
+        runs = rundir.all_runs()
+        if not runs:
+            raise UsageError("there is no run to look at", hint="name a log file: `k3ctl triage LOG`")
+        run = runs[0]
+    over = run.status() in ("failed", "lost")
+    return scan.scan(logs.parts(run.engine_log), one_log=True, whole=over)

@@ -1,6 +1,6 @@
 """What the engine is doing while it starts, read from its log.
 
-Patterns follow the messages of vLLM 0.27 to 0.33; a line that none of them knows changes nothing.
+The stages and their messages are ``k3ctl.triage.start``'s; lines may come through any carrier that triage reads.
 """
 
 from __future__ import annotations
@@ -8,46 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*)?")
-_COUNT = re.compile(r"\b(\d+)/(\d+)\b")
-_LEFT = re.compile(r"<\s*(?:(\d+):)?(\d+):(\d\d)")
+from k3ctl.triage.records import parse
+from k3ctl.triage.start import ORDER, TITLES, stage_of
 
-_STAGES: tuple[tuple[str, str], ...] = (
-    # (stage, pattern): the first that matches names the stage
-    ("import", r"\bversion \d+\.\d+"),
-    ("configure", r"Resolved architecture"),
-    ("engine", r"Initializing a V1 LLM engine|Waiting for .* local, .* remote core engine"),
-    ("download", r"(?:Fetching|Downloading|Download).*\d+/\d+|Time spent downloading weights"),
-    ("weights", r"Loading .*\d+/\d+|Starting to load model|Loading model from"),
-    ("loaded", r"Model loading took|Loading weights took"),
-    ("autotune", r"\[AutoTuner\].*(?:\d+/\d+|Autotuning process (?:starts|ends))"),
-    ("compile", r"Dynamo bytecode transform|Compiling a graph|torch\.compile takes|Compile and warming up"),
-    ("cache", r"KV cache size:|Available KV cache memory"),
-    ("kernels", r"JIT kernel warmup starting|Warming up .*kernel|Compiling CuTeDSL kernels:.*\d+/\d+"),
-    ("capture", r"Capturing (?:CUDA graph|cudagraph)|Graph capturing finished|Profiling CUDA graph memory"),
-    ("warm", r"init engine \(profile, create kv cache, warmup model\) took"),
-    ("listen", r"Starting vLLM (?:API )?server|Application startup complete"),
-)
-_KNOWN = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _STAGES)
+__all__ = ["TITLES", "Stage", "StageTracker", "duration"]
 
-TITLES = {
-    "import": "starting vLLM",
-    "configure": "reading the model's configuration",
-    "engine": "starting the engine processes",
-    "download": "downloading",
-    "weights": "loading weights",
-    "loaded": "weights loaded",
-    "autotune": "tuning kernels",
-    "compile": "compiling",
-    "cache": "making the cache",
-    "kernels": "compiling kernels",
-    "capture": "capturing CUDA graphs",
-    "warm": "engine ready",
-    "listen": "opening the port",
-    "ready": "ready",
-}
-"""Stage → what it is called for people, in the order of a start."""
+_COUNT = re.compile(r"\b(\d{1,9})/(\d{1,9})\b")
+_LEFT = re.compile(r"<\s{0,4}(?:(\d{1,4}):)?(\d{1,4}):(\d\d)")
 
 
 @dataclass(frozen=True)
@@ -78,8 +45,9 @@ class StageTracker:
 
     def feed(self, line: str, now: float) -> Stage | None:
         """The new stage if ``line`` (seen at ``now`` seconds) changed it, else None."""
-        text = _PREFIX.sub("", ANSI.sub("", line).strip(), count=1)
-        name = next((name for name, pattern in _KNOWN if pattern.search(text)), None)
+        record = parse(line)
+        text = record.text.strip() if record else ""
+        name = stage_of(text)
         if name is None or self._behind(name):
             return None
         stage, last = self._count(name, text, now), self.stage
@@ -90,8 +58,7 @@ class StageTracker:
 
     def _behind(self, name: str) -> bool:
         """Ranks report late: an earlier stage than the present one is not a step back."""
-        order = list(TITLES)
-        return self.stage is not None and order.index(name) < order.index(self.stage.name)
+        return self.stage is not None and ORDER.index(name) < ORDER.index(self.stage.name)
 
     def _count(self, name: str, text: str, now: float) -> Stage:
         found = None if name in ("import", "configure") else _COUNT.search(text)

@@ -1,30 +1,41 @@
-"""One log line → a record. Knows the prefixes of vLLM 0.27 to 0.33, torch, NCCL and the kernel log."""
+"""One log line → a record. Knows the prefixes of vLLM 0.27 to 0.33, torch, NCCL and the kernel, behind any carrier."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+from k3ctl.triage.carriers import MONTHS, Carried, seconds_of, unwrap
 
+_LEVEL = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 _VLLM = re.compile(
-    r"^(?:\((?P<who>[\w.:\-]+)(?: rank=(?P<rank>\d+))?(?: pid=(?P<pid>\d+))?\)\s?)?"
-    r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<stamp>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)? "
-    r"\[(?P<where>[^\]]*)\] ?)?(?P<text>.*)$",
+    r"^(?:\((?P<who>[\w.:\-]{1,80})(?: (?P<part>TP\d{1,4}))?(?: rank=(?P<rank>\d{1,6}))?"
+    r"(?: pid=(?P<pid>\d{1,10}))?\)\s?){0,3}"
+    rf"(?:{_LEVEL} (?:\d{{4}}-)?(?P<stamp>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{{1,9}})? "
+    r"(?:\[(?P<where>[^\]]{0,200})\]|(?P<older>\w[\w/]{0,80}\.py:\d{1,6}\])) ?)?(?P<text>.*)$",
     re.DOTALL,
 )
+_PYTHON = re.compile(
+    r"^\d{4}-(?P<stamp>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,9})? ?(?:- )?(?:NIXL )?"
+    rf"{_LEVEL}\b(?: -)? +(?P<text>.*)$"
+)
 _TORCH = re.compile(
-    r"^(?:\[rank(?P<rank>\d+)\]:)?\[?(?P<level>[WEFI])(?P<stamp>\d{3,4} \d\d:\d\d:\d\d)\S* (?:\d+ )?"
-    r"(?P<where>\S+)\] ?(?P<text>.*)$"
+    r"^(?:\[rank(?P<rank>\d{1,6})\]:)?\[?(?P<level>[WEFI])(?P<stamp>\d{3,4} \d\d:\d\d:\d\d)\S{0,20} {1,8}(?:\d{1,10} )?"
+    r"(?P<where>\S{1,200})\] ?(?P<text>.*)$"
 )
-_RANK = re.compile(r"^\[rank(?P<rank>\d+)\]: ?(?P<text>.*)$")
+_RANK = re.compile(r"^\[rank(?P<rank>\d{1,6})\]: ?(?P<text>.*)$")
 _NCCL = re.compile(
-    r"^(?P<host>[\w.\-]+):(?P<pid>\d+):\d+ \[(?P<rank>\d+)\] (?:(?P<where>\S+:\d+) )?"
-    r"NCCL (?P<level>WARN|INFO|ERROR) (?P<text>.*)$"
+    r"^(?:\[[\d\- :.]{10,40}\] )?(?P<host>[\w.\-]{1,120}):(?P<pid>\d{1,10}):\d{1,10} \[(?P<rank>\d{1,6})\] "
+    r"(?:(?P<before>\S{1,200}:\d{1,6}) )?NCCL (?P<level>WARN|INFO|ERROR) (?P<text>.*)$"
 )
-_KERNEL = re.compile(r"^\[\s*\d+\.\d+\] (?P<text>NVRM: .*)$")
-_WORKER_RANK = re.compile(r"_(?:TP|PP|DP|EP)(\d+)(?!.*_TP\d)")
-_RAISED = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)(?::|$)")
+_KERNEL = re.compile(
+    r"^(?:kern {0,4}:\w{1,8} {0,6}: )?\[ {0,8}(?:\d{1,10}\.\d{1,9}"
+    r"|\w{3} (?P<month>\w{3}) (?P<day>[ \d]\d) (?P<clock>\d\d:\d\d:\d\d) \d{4})\] "
+    r"(?:[\w.\-]{1,80} )?(?:kernel: )?(?:\[ {0,8}\d{1,10}\.\d{1,9}\] )?(?P<text>.*)$"
+)
+_WORKER_RANK = re.compile(r"_(TP|PP|DP|EP)(\d{1,6})")
+_RAISED = re.compile(r"^(?:[\w.]{1,200}\.)?\w{0,80}(?:Error|Exception|Exit|Interrupt)(?::|$)")
 _LEVELS = {"W": "WARNING", "E": "ERROR", "F": "ERROR", "I": "INFO", "WARN": "WARNING"}
 
 
@@ -36,13 +47,24 @@ class Record:
     """1-based line number in its file."""
     text: str
     who: str = ""
-    """``APIServer``, ``EngineCore``, ``Worker_TP3``, ``host:pid``, or empty when the line does not say."""
+    """``APIServer``, ``EngineCore``, ``Worker_TP3``, ``host:pid``, ``rank 3``, or empty when the line does not say."""
     rank: int | None = None
+    """Of the process's own prefix, or of the launcher's label when the process does not say."""
     level: str = ""
     stamp: str = ""
     seconds: float | None = None
     where: str = ""
     file: str = ""
+    source: str = ""
+    """Pod, container or host that the carrier names."""
+    ident: str = ""
+    """The journal's identifier, such as ``systemd``."""
+    carried_s: float | None = None
+    """The carrier's own time."""
+    repeats: int = 1
+    pid: int | None = None
+    order: int = 0
+    """Position over all files, in the order in which they were read."""
 
     @property
     def bad(self) -> bool:
@@ -50,40 +72,32 @@ class Record:
         return self.level in ("ERROR", "CRITICAL")
 
 
-def parse(line: str, number: int = 0, file: str = "") -> Record | None:
+def parse(line: str, number: int = 0, file: str = "", order: int = 0) -> Record | None:
     """The record of a line; None for an empty one and for a reader's ``#`` comment."""
-    text = ANSI.sub("", line).rstrip()
-    if not text or text.startswith("#"):
+    carried = unwrap(line)
+    text = carried.text
+    if not text or text.isspace() or text.startswith("#"):
         return None
-    if found := _NCCL.match(text):
-        level = _LEVELS.get(found["level"], found["level"])
-        who = f"{found['host']}:{found['pid']}"
-        return Record(
-            number, found["text"], who, int(found["rank"]), level, where=found["where"] or "", file=file
-        )
-    if found := _TORCH.match(text):
-        rank = int(found["rank"]) if found["rank"] else None
-        return Record(
-            number, found["text"], _who(rank), rank, _LEVELS[found["level"]], where=found["where"], file=file
-        )
-    if found := _KERNEL.match(text):
-        return Record(number, found["text"], "kernel", None, "ERROR", file=file)
-    if found := _RANK.match(text):
-        rank = int(found["rank"])
-        return Record(number, found["text"], _who(rank), rank, _raised(found["text"]), file=file)
-    found = _VLLM.match(text)
-    assert found is not None
-    who = found["who"] or ""
+    own = _own(text, carried)
+    who, rank = own.who, own.rank
+    if rank is None and not who:
+        rank, who = carried.rank, _who(carried.rank)
     return Record(
         number,
-        found["text"],
+        own.text,
         who,
-        int(found["rank"]) if found["rank"] else _rank_in(who),
-        found["level"] or _raised(found["text"]),
-        found["stamp"] or "",
-        _seconds(found["stamp"]),
-        found["where"] or "",
+        rank,
+        own.level,
+        own.stamp,
+        own.seconds,
+        own.where,
         file,
+        carried.source,
+        carried.ident,
+        carried.seconds,
+        carried.repeats,
+        own.pid,
+        order or number,
     )
 
 
@@ -92,21 +106,89 @@ def raised(text: str) -> bool:
     return bool(_RAISED.match(text))
 
 
+def continues(text: str) -> bool:
+    """Whether ``text`` is a part of a traceback or of a longer message, not a report of its own."""
+    return text[:1].isspace() or text.startswith(
+        ("Traceback (most", "During handling of", "The above exception")
+    )
+
+
+class _Own(NamedTuple):
+    """What a line's own prefix says."""
+
+    text: str
+    who: str = ""
+    rank: int | None = None
+    level: str = ""
+    stamp: str = ""
+    seconds: float | None = None
+    where: str = ""
+    pid: int | None = None
+
+
+def _own(text: str, carried: Carried) -> _Own:
+    if found := _NCCL.match(text):
+        level = _LEVELS.get(found["level"], found["level"])
+        who = f"{found['host']}:{found['pid']}"
+        return _Own(found["text"], who, int(found["rank"]), level, where=found["before"] or "")
+    if found := _TORCH.match(text):
+        return _torch(found)
+    if found := _KERNEL.match(text):
+        seconds = None
+        if found["month"] in MONTHS:
+            seconds = seconds_of(MONTHS[found["month"]], int(found["day"]), found["clock"])
+        return _Own(found["text"], "kernel", level="ERROR", seconds=seconds)
+    if carried.ident == "kernel":
+        return _Own(text, "kernel", level="ERROR")
+    if found := _RANK.match(text):
+        rank = int(found["rank"])
+        return _Own(found["text"], _who(rank), rank, _raised(found["text"]))
+    return _vllm(text)
+
+
+def _torch(found: re.Match[str]) -> _Own:
+    rank = int(found["rank"]) if found["rank"] else None
+    digits, _, clock = found["stamp"].partition(" ")
+    seconds = seconds_of(int(digits[:-2]), int(digits[-2:]), clock)
+    level = _LEVELS[found["level"]]
+    return _Own(found["text"], _who(rank), rank, level, seconds=seconds, where=found["where"])
+
+
+def _vllm(text: str) -> _Own:
+    found = _VLLM.match(text)
+    assert found is not None
+    who = found["who"] or ""
+    if found["part"]:
+        who = f"{who}_{found['part']}"
+    level, stamp, rest = found["level"] or "", found["stamp"] or "", found["text"]
+    if not level and (inner := _PYTHON.match(rest)):
+        level, stamp, rest = inner["level"], inner["stamp"], inner["text"]
+    rank = int(found["rank"]) if found["rank"] else _rank_in(who)
+    where = found["where"] or (found["older"] or "").rstrip("]")
+    pid = int(found["pid"]) if found["pid"] else None
+    return _Own(rest, who, rank, level or _raised(rest), stamp, _seconds(stamp), where, pid)
+
+
 def _raised(text: str) -> str:
     return "ERROR" if raised(text.strip()) else ""
 
 
 def _who(rank: int | None) -> str:
-    return "" if rank is None else f"rank{rank}"
+    return "" if rank is None else f"rank {rank}"
 
 
 def _rank_in(who: str) -> int | None:
-    found = _WORKER_RANK.search(who)
-    return int(found[1]) if found else None
+    """The tensor-parallel rank where the name holds one, else the last dimension's."""
+    if "_" not in who:
+        return None
+    names = _WORKER_RANK.findall(who)
+    rank = dict(names).get("TP") or next((number for _, number in reversed(names)), None)
+    return int(rank) if rank is not None else None
 
 
-def _seconds(stamp: str | None) -> float | None:
+def _seconds(stamp: str) -> float | None:
     if not stamp:
         return None
-    month, day, hour, minute, second = (int(part) for part in re.split(r"[- :]", stamp))
-    return float((((month * 31 + day) * 24 + hour) * 60 + minute) * 60 + second)
+    date, _, clock = stamp.partition(" ")
+    month, day = date.split("-")
+    return seconds_of(int(month), int(day), clock)

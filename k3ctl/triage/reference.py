@@ -34,7 +34,7 @@ def _section(rule: Rule) -> str:
     lines = [
         f"## {rule.id}",
         "",
-        f"**{rule.title}** ({'report' if rule.consequence else rule.severity})",
+        f"**{rule.title}** ({'report' if rule.role == 'report' else rule.severity})",
         "",
         f"Cause: {rule.cause}.",
         "",

@@ -1,74 +1,58 @@
 """A stream of log lines → incidents: grouped over ranks, consequences under their cause.
 
-A log is read in blocks and never held: memory does not grow with its size. One regular expression finds the
-lines that can matter; the others cost nothing more.
+A log is read in blocks and never held: memory does not grow with its size. Lines that cannot matter are left out early;
+rules are looked up by the literals that must stand in a line, and only then by their patterns.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import date
+from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from k3ctl.triage.detectors import all_detectors
-from k3ctl.triage.records import Record, parse, raised
-from k3ctl.triage.rules import Rule, Severity, all_rules
+from k3ctl.triage import start
+from k3ctl.triage.derive import Seen, derived
+from k3ctl.triage.detectors import Story, all_detectors
+from k3ctl.triage.ending import Ending
+from k3ctl.triage.facts import Facts, holds
+from k3ctl.triage.patterns import compiled, literals
+from k3ctl.triage.reader import Reader
+from k3ctl.triage.records import Record, continues, parse, raised
+from k3ctl.triage.rules import Rule, all_rules
+from k3ctl.triage.story import Incident, ordered
 
-BLOCK_BYTES = 1 << 20
-MAX_LINE_BYTES = 1 << 14
 CONTEXT_LINES = 60
 MAX_UNKNOWN = 40
 MAX_EVIDENCE = 4
+MAX_CAUSE_LINES = 6
+MAX_WHO = 256
 
-_MARK = re.compile(
-    rb"rror|xception|arning|WARN|ERROR|CRITICAL|Traceback|NCCL|NVRM|VLLM::|%\||Completed \||Iteration\("
-    rb"|engine \(v|non-default|startup complete|Engine 0|version |FULL |PIECEWISE|NONE |Segfault|is lost"
-    rb"|shared memory|\[k3ctl\]|_model"
+_NUMBERS = re.compile(r"0x[0-9a-f]{1,16}|\d{1,20}")
+_NOT_PLAIN = re.compile(r"^(?:\[shutdown\]|\s|\||WorkerProc|Traceback|During|The above|\^|~|=+$|-+$)")
+_ALWAYS = (
+    "rror",
+    "xception",
+    "WARN",
+    "FAIL",
+    "ailed",
+    "SIG",
+    "ignal",
+    "hutdown",
+    "Killed",
+    "imed out",
+    "timeout",
+    "[k3ctl]",
+    "OOM",
+    "oom",
 )
-_VERSION = re.compile(r"(?:\bversion |LLM engine \(v)(\d+\.\d+[\w.+]*)")
-_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
-
-
-@dataclass
-class Incident:
-    """One thing that happened, however many ranks and lines report it."""
-
-    rule: Rule
-    first: Record
-    last: Record
-    count: int = 0
-    who: set[str] = field(default_factory=set)
-    evidence: list[str] = field(default_factory=list)
-    values: dict[str, str] = field(default_factory=dict)
-    because: str = ""
-    """Id of the incident that this one follows from."""
-
-    @property
-    def title(self) -> str:
-        """The rule's title, filled in."""
-        return _fill(self.rule.title, self.values)
-
-    @property
-    def cause(self) -> str:
-        """The rule's cause, filled in."""
-        return _fill(self.rule.cause, self.values)
-
-    @property
-    def action(self) -> str:
-        """The one next action, filled in."""
-        return _fill(self.rule.action, self.values)
-
-    @property
-    def severity(self) -> Severity:
-        """The rule's severity."""
-        return self.rule.severity
+"""Texts that make an INFO line worth a look whatever the rules are."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +66,8 @@ class Report:
     served: bool
     """Whether the server had opened its port before the first incident."""
     incidents: tuple[Incident, ...]
+    whole: bool = True
+    """Whether nothing more will come."""
 
     @property
     def first_cause(self) -> Incident | None:
@@ -89,117 +75,211 @@ class Report:
         return self.incidents[0] if self.incidents and self.incidents[0].severity != "info" else None
 
 
+class RuleIndex:
+    """Rules by the texts that must stand in a line; earlier rules win."""
+
+    def __init__(self) -> None:
+        self.by_id = {rule.id: rule for rule in all_rules()}
+        self.withins = {rule.id: compiled(rule.within) for rule in all_rules() if rule.within}
+        candidates: dict[str, list[tuple[int, int, Rule, re.Pattern[str]]]] = {}
+        for at, rule in enumerate(all_rules()):
+            for turn, pattern in enumerate(rule.patterns):
+                for literal in literals(pattern):
+                    candidates.setdefault(literal, []).append((at, turn, rule, compiled(pattern)))
+        self._candidates = list(candidates.items())
+
+    def hits(self, text: str) -> Iterable[tuple[Rule, re.Match[str]]]:
+        """Rules that know the line, in order."""
+        found = [candidate for literal, group in self._candidates if literal in text for candidate in group]
+        found.sort(key=lambda candidate: candidate[:2])
+        for _, _, rule, pattern in found:
+            if match := pattern.search(text):
+                yield rule, match
+
+
+@cache
+def rule_index() -> RuleIndex:
+    """Compiled once; it holds no state."""
+    return RuleIndex()
+
+
 class Scanner:
     """Takes records in, gives a report."""
 
     def __init__(self) -> None:
-        self._rules = [
-            (rule, [re.compile(p) for p in rule.patterns], re.compile(rule.within) if rule.within else None)
-            for rule in all_rules()
-            if rule.patterns
-        ]
-        self._by_id = {rule.id: rule for rule in all_rules()}
+        self._index = rule_index()
+        self._by_id = self._index.by_id
         self._detectors = all_detectors()
         self._incidents: dict[str, Incident] = {}
-        self._context: OrderedDict[str, deque[str]] = OrderedDict()
-        self._unmatched: OrderedDict[str, None] = OrderedDict()
-        self._ready: Record | None = None
-        self.vllm = ""
+        self._context: OrderedDict[tuple[str, str], deque[str]] = OrderedDict()
+        self._below: dict[tuple[str, str], tuple[Incident, int]] = {}
+        self._ending = Ending()
+        self.facts = Facts()
 
     def feed(self, record: Record) -> None:
         """Take in one record."""
-        if not self.vllm and (found := _VERSION.search(record.text)):
-            self.vllm = found[1].rstrip(".")
-        if self._ready is None and "Application startup complete" in record.text:
-            self._ready = record
+        self.facts.see(record)
+        self._ending.see(record, self.facts)
         for detector in self._detectors:
             detector.see(record)
-        self._match(record)
-        if record.bad:
-            self._remember(record)
+        if "Avg prompt throughput" in record.text:
+            return
+        key = (record.file, record.who or record.source)
+        incident = self._match(record, key)
+        self._continue(record, key, incident)
+        if record.bad or continues(record.text):
+            self._remember(record, key)
 
-    def report(self, files: tuple[str, ...] = (), lines: int = 0, size_bytes: int = 0) -> Report:
-        """What was seen."""
+    def report(
+        self, files: tuple[str, ...] = (), lines: int = 0, size_bytes: int = 0, whole: bool = True
+    ) -> Report:
+        """What was seen; ``whole``: nothing more will come, so its end counts."""
+        self._sight()
+        incidents = [self._resolved(incident) for incident in self._incidents.values()]
+        if any(i.severity == "error" and i.rule.role == "cause" for i in incidents):
+            incidents = [i for i in incidents if i.rule.id != "mnnvl-on"]
+        if whole:
+            self._end(incidents, lines)
+        for incident in incidents:
+            self._derive(incident)
+        told = ordered(incidents)
+        served = self.facts.served
+        had_served = served is not None and (not told or _before(served, told[0].first))
+        return Report(files, lines, size_bytes, self.facts.vllm, had_served, tuple(told), whole)
+
+    def _sight(self) -> None:
+        story = Story(self.facts, set(self._incidents))
         for detector in self._detectors:
-            for sighting in detector.sightings():
+            for sighting in detector.sightings(story):
                 incident = self._incident(sighting.rule, self._by_id[sighting.rule], sighting.first)
                 incident.last, incident.count = sighting.last, sighting.count
                 incident.who |= set(sighting.who)
                 incident.values.update(sighting.values)
+                if not incident.evidence:
+                    incident.evidence.append(sighting.first.text.strip()[:400])
+        if (off := self.facts.pynccl_off) is not None:
+            self._note("pynccl-off", self._by_id["pynccl-off"], off)
+        for detector in self._detectors:
             for rule_id, values in detector.details().items():
                 if rule_id in self._incidents:
                     self._incidents[rule_id].values.update(values)
-        ordered = _ordered(self._for_this_version())
-        served = self._ready is not None and (not ordered or self._ready.line < ordered[0].first.line)
-        return Report(files, lines, size_bytes, self.vllm, served, tuple(ordered))
 
-    def _match(self, record: Record) -> None:
-        """The first rule that knows the line; repeated lines are looked up once."""
-        plain = _NUMBERS.sub("#", record.text)
-        if plain in self._unmatched:
-            self._unmatched.move_to_end(plain)
+    def _end(self, incidents: list[Incident], lines: int) -> None:
+        observed = ("slow-not-hung", "stopped-in-order", "mnnvl-on", "mnnvl-none")
+        told = any(i.severity != "info" or i.rule.id in observed for i in incidents)
+        end = self._ending.end(self.facts, told, lines)
+        if end is not None:
+            rule = self._by_id[end.rule]
+            incidents.append(Incident(rule, end.first, end.first, 1, values=dict(end.values)))
+
+    def _match(self, record: Record, key: tuple[str, str]) -> Incident | None:
+        """The first rule that knows the line, else an error that none knows."""
+        text = record.text
+        for rule, found in self._index.hits(text):
+            within = self._index.withins.get(rule.id)
+            if within is None or any(within.search(line) for line in self._context.get(key, ())):
+                incident = self._note(rule.id, rule, record)
+                if not incident.context:
+                    incident.context = (*self._context.get(key, ()), text)
+                for name, value in found.groupdict().items():
+                    if value is not None:
+                        incident.values.setdefault(name, value)
+                return incident
+        if not record.bad or record.who == "kernel":
+            return None
+        if raised(text.strip()):
+            return self._unknown(record, key, "unknown-error")
+        if record.level in ("ERROR", "CRITICAL") and not _NOT_PLAIN.match(text):
+            return self._unknown(record, key, "unknown-report")
+        return None
+
+    def _unknown(self, record: Record, key: tuple[str, str], rule: str) -> Incident | None:
+        name = f"{rule} {_NUMBERS.sub('#', record.text)}"
+        if name in self._incidents:
+            return self._note(name, self._by_id[rule], record)
+        if sum(1 for known in self._incidents if known.startswith(rule)) >= MAX_UNKNOWN:
+            return None
+        incident = self._note(name, self._by_id[rule], record)
+        incident.context = tuple(self._context.get(key, ()))
+        incident.values["exception"] = record.text.strip()[:300]
+        return incident
+
+    def _continue(self, record: Record, key: tuple[str, str], incident: Incident | None) -> None:
+        """The lines below an exception belong to its message: the field that is wrong, the compiler's words."""
+        if incident is not None and incident.unknown and incident.count == 1:
+            self._below[key] = (incident, MAX_CAUSE_LINES)
+            if len(self._below) > MAX_WHO:
+                self._below.pop(next(iter(self._below)))
+            return
+        above, left = self._below.get(key, (None, 0))
+        if above is None or incident is not None:
+            return
+        own = record.level in ("", "ERROR", "CRITICAL") and not raised(record.text.strip())
+        if left and own and not record.text.startswith(("Traceback", "During handling", "The above")):
+            above.evidence.append("  " + record.text.strip()[:300])
+            self._below[key] = (above, left - 1)
         else:
-            for rule, patterns, within in self._rules:
-                found = next((hit for pattern in patterns if (hit := pattern.search(record.text))), None)
-                if found and (within is None or self._inside(record, within)):
-                    incident = self._note(rule.id, rule, record)
-                    for name, value in found.groupdict().items():
-                        incident.values.setdefault(name, "?" if value is None else value)
-                    return
-            self._unmatched[plain] = None
-            if len(self._unmatched) > 4096:
-                self._unmatched.popitem(last=False)
-        if record.bad and raised(record.text.strip()):
-            self._unknown(record, plain)
-
-    def _unknown(self, record: Record, plain: str) -> None:
-        key = f"unknown-error {plain}"
-        known = sum(1 for name in self._incidents if name.startswith("unknown-error"))
-        if key in self._incidents or known < MAX_UNKNOWN:
-            incident = self._note(key, self._by_id["unknown-error"], record)
-            incident.values.setdefault("exception", record.text.strip()[:300])
+            self._below.pop(key, None)
 
     def _note(self, key: str, rule: Rule, record: Record) -> Incident:
         incident = self._incident(key, rule, record)
         incident.last = record
-        incident.count += 1
-        if record.text not in incident.evidence and len(incident.evidence) < MAX_EVIDENCE:
-            incident.evidence.append(record.text.strip()[:400])
+        incident.count += record.repeats
+        text = record.text.strip()[:400]
+        if text not in incident.evidence and len(incident.evidence) < MAX_EVIDENCE:
+            incident.evidence.append(text)
         return incident
 
     def _incident(self, key: str, rule: Rule, record: Record) -> Incident:
         incident = self._incidents.setdefault(key, Incident(rule, record, record))
-        if record.who:
-            incident.who.add(record.who)
+        if len(incident.who) < MAX_WHO:
+            if record.who or record.source:
+                incident.who.add(record.who or record.source)
+            if record.rank is not None:
+                incident.ranks.add(record.rank)
         return incident
 
-    def _remember(self, record: Record) -> None:
+    def _remember(self, record: Record, key: tuple[str, str]) -> None:
         """Keep the last lines of each process's traceback."""
-        lines = self._context.setdefault(record.who, deque(maxlen=CONTEXT_LINES))
+        lines = self._context.setdefault(key, deque(maxlen=CONTEXT_LINES))
         lines.append(record.text)
-        if len(self._context) > 256:
+        if len(self._context) > MAX_WHO:
             self._context.popitem(last=False)
 
-    def _inside(self, record: Record, within: re.Pattern[str]) -> bool:
-        return any(within.search(line) for line in self._context.get(record.who, ()))
+    def _resolved(self, incident: Incident) -> Incident:
+        """The rule that this log's facts leave: another one, or none for a version that it is not about."""
+        rule = incident.rule
+        for conditions, other in rule.instead:
+            if holds(conditions, self.facts, incident.first):
+                rule = self._by_id[other]
+                break
+        if rule.vllm and not _applies(rule.vllm, self.facts.vllm):
+            text = incident.evidence[0] if incident.evidence else rule.title
+            return replace(incident, rule=self._by_id["unknown-error"], values={"exception": text})
+        return replace(incident, rule=rule)
 
-    def _for_this_version(self) -> list[Incident]:
-        """A rule for another version does not explain this log: its line counts as an unknown error."""
-        kept = []
-        for incident in self._incidents.values():
-            if incident.rule.vllm and not _applies(incident.rule.vllm, self.vllm):
-                unknown = replace(incident, rule=self._by_id["unknown-error"])
-                unknown.values["exception"] = (
-                    incident.evidence[0] if incident.evidence else incident.rule.title
-                )
-                kept.append(unknown)
-            else:
-                kept.append(incident)
-        return kept
+    def _derive(self, incident: Incident) -> None:
+        if incident.unknown:
+            _show_cause(incident)
+            return
+        seen = Seen(incident.values, self.facts, incident.context, incident.first.stamp)
+        incident.values.update(derived(incident.rule.id, seen))
 
 
-def scan(paths: Iterable[Path], *, one_log: bool = False) -> Report:
-    """Read logs (one per node) and report; ``one_log``: they are the parts of one, oldest first.
+def _before(one: Record, other: Record) -> bool:
+    """Whether ``one`` came first; files are told apart by their times."""
+    if one.file == other.file or one.seconds is None or other.seconds is None:
+        return one.order < other.order
+    return one.seconds < other.seconds
+
+
+def scan(paths: Iterable[Path], *, one_log: bool = False, whole: bool = True) -> Report:
+    """Read logs (one per node) and report.
+
+    Args:
+        paths: log files; line numbers count within each.
+        one_log: they are the parts of one log, oldest first.
+        whole: the logs are all that there will be; False while the engine still writes.
 
     Raises:
         OSError: a file cannot be read.
@@ -210,26 +290,37 @@ def scan(paths: Iterable[Path], *, one_log: bool = False) -> Report:
     for path in paths:
         names.append(str(path))
         with path.open("rb") as file:
-            reader = _Reader(file)
+            reader = Reader(file, marks())
             seconds = seconds if one_log else None
             for number, text in reader.marked():
-                if record := parse(text, lines + number, str(path)):
+                if record := parse(text, number, str(path), lines + number):
                     # NCCL and plain prints carry no time: they happened after the line before
                     seconds = record.seconds if record.seconds is not None else seconds
-                    scanner.feed(record if record.seconds is not None else replace(record, seconds=seconds))
+                    if record.seconds is None:
+                        known = seconds if seconds is not None else record.carried_s
+                        record = replace(record, seconds=known)
+                    scanner.feed(record)
             lines += reader.lines
             size += reader.size_bytes
-    return scanner.report(tuple(names), lines, size)
+    return scanner.report(tuple(names), lines, size, whole)
 
 
-def scan_lines(text: Iterable[str]) -> Report:
+def scan_lines(text: Iterable[str], *, whole: bool = False) -> Report:
     """Report on lines that are already in memory."""
     scanner = Scanner()
     number = 0
     for number, line in enumerate(text, 1):
         if record := parse(line, number):
             scanner.feed(record)
-    return scanner.report((), number)
+    return scanner.report((), number, whole=whole)
+
+
+def marks() -> tuple[str, ...]:
+    """Texts of which one stands in every INFO line that a rule, a detector or a fact looks for."""
+    wanted = [*Facts.MARKS, *_ALWAYS, *start.MARKS]
+    for detector in all_detectors():
+        wanted += detector.MARKS
+    return tuple(dict.fromkeys(wanted))
 
 
 def expired(report: Report, today: date) -> list[Rule]:
@@ -237,80 +328,32 @@ def expired(report: Report, today: date) -> list[Rule]:
     return [incident.rule for incident in report.incidents if incident.rule.expired(today)]
 
 
-class _Reader:
-    """Lines of a file that can matter, with their numbers, in bounded memory."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.lines = 0
-        self.size_bytes = 0
-
-    def marked(self) -> Iterator[tuple[int, str]]:
-        """(line number, line) for every line that holds a mark."""
-        rest = b""
-        while block := self._file.read(BLOCK_BYTES):
-            self.size_bytes += len(block)
-            whole, newline, tail = (rest + block).rpartition(b"\n")
-            # a "line" without an end is cut: no log writes megabytes in one, a binary file does
-            rest = tail[:BLOCK_BYTES]
-            yield from self._in_block(whole + newline)
-        if rest:
-            yield from self._in_block(rest + b"\n")
-
-    def _in_block(self, data: bytes) -> Iterator[tuple[int, str]]:
-        position = counted = 0
-        while mark := _MARK.search(data, position):
-            start = data.rfind(b"\n", 0, mark.start()) + 1
-            end = data.index(b"\n", mark.end())
-            self.lines += data.count(b"\n", counted, start)
-            yield self.lines + 1, _text(data[start:end])
-            position = counted = end + 1
-            self.lines += 1
-        self.lines += data.count(b"\n", counted)
+_BARE = re.compile(
+    r"^[\w.]{1,200}(?:Error|Exception)"
+    r"(?:: ?(?:\d{1,4} validation errors? for .{0,80}|.{0,40}failed\b.{0,120})?)?$"
+)
 
 
-def _text(line: bytes) -> str:
-    """The last state of a progress bar; an overlong line is cut."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2][:MAX_LINE_BYTES].decode(errors="replace")
-
-
-def _ordered(incidents: list[Incident]) -> list[Incident]:
-    """The first cause, what follows from it, then everything else."""
-    by_time = sorted(incidents, key=_position)
-    for at, incident in enumerate(by_time):
-        earlier = by_time[:at]
-        leader = next((other for other in earlier if incident.rule.id in other.rule.leads_to), None)
-        incident.because = leader.rule.id if leader else ""
-    first = _first_cause(by_time)
-    if first is None:
-        return by_time
-    for incident in by_time:
-        later = incident.rule.id == "unknown-error" and _position(incident) >= _position(first)
-        # "WorkerProc failed to start" comes before the exception that it reports
-        if incident is not first and not incident.because and (later or incident.rule.consequence):
-            incident.because = first.rule.id
-    rank = {"error": 0, "warning": 1, "info": 2}
-    return sorted(
-        by_time,
-        key=lambda i: (i is not first, not i.because, rank[i.severity], _position(i)),
+def _show_cause(incident: Incident) -> None:
+    """An exception whose own line says little gets the one that does: a source line, a field, a compiler's words."""
+    exception = incident.values.get("exception", "")
+    source = [
+        line.strip()
+        for line in incident.context
+        if line[:1].isspace() and not line.lstrip().startswith(("File ", "^", "~"))
+    ]
+    if source and source[-1] not in exception:
+        incident.evidence.insert(0, "  " + source[-1][:300])
+    if not _BARE.match(exception):
+        return
+    below = [line.strip() for line in incident.evidence if line.startswith("  ")]
+    telling = next(
+        (line for line in below if re.search(r"fatal|error|Value error|assert|\[type=", line)), None
     )
-
-
-def _first_cause(by_time: list[Incident]) -> Incident | None:
-    roots = [incident for incident in by_time if not incident.because]
-    causes = [incident for incident in roots if not incident.rule.consequence]
-    for group in (
-        [incident for incident in causes if incident.severity == "error"],
-        [incident for incident in roots if incident.severity == "error"],
-        [incident for incident in causes if incident.severity == "warning"],
-    ):
-        if group:
-            return group[0]
-    return None
-
-
-def _position(incident: Incident) -> tuple[float, int]:
-    return (incident.first.seconds or 0.0, incident.first.line)
+    if exception.startswith(("AssertionError", "ValueError", "RuntimeError")) and telling is None and source:
+        telling = source[-1]
+    if telling and telling not in exception:
+        incident.values["exception"] = f"{exception.rstrip(': ')}: {telling}"[:300]
 
 
 def _applies(specifier: str, version: str) -> bool:
@@ -319,12 +362,3 @@ def _applies(specifier: str, version: str) -> bool:
         return not version or SpecifierSet(specifier, prereleases=True).contains(Version(version))
     except InvalidVersion:
         return True
-
-
-class _Values(dict[str, str]):
-    def __missing__(self, name: str) -> str:
-        return "?"
-
-
-def _fill(text: str, values: dict[str, str]) -> str:
-    return text.format_map(_Values(values))

@@ -94,7 +94,7 @@ class RunFeed:
         self._triaged_bytes = size
         found: list[Event] = []
         try:
-            incidents = scan(parts, one_log=True).incidents
+            incidents = scan(parts, one_log=True, whole=run.state == "failed").incidents
         except OSError:
             return []
         for incident in incidents:

@@ -34,8 +34,8 @@ LINES = {
     ),
     "torch-warning": ("[W920 08:00:55.101 Gloo.cpp:516] Warning: a", ("", None, "WARNING", "Warning: a")),
     "torch-python": ("W1129 17:28:04.289000 22413 torch/x.py:53] b", ("", None, "WARNING", "b")),
-    "torch-rank-error": ("[rank3]:[E920 08:00:55.101 Nccl.cpp:5] dead", ("rank3", 3, "ERROR", "dead")),
-    "torchrun-traceback": ("[rank1]: ValueError: q", ("rank1", 1, "ERROR", "ValueError: q")),
+    "torch-rank-error": ("[rank3]:[E920 08:00:55.101 Nccl.cpp:5] dead", ("rank 3", 3, "ERROR", "dead")),
+    "torchrun-traceback": ("[rank1]: ValueError: q", ("rank 1", 1, "ERROR", "ValueError: q")),
     "nccl": (
         "gpu-a:50:51 [2] misc/shm.cc:72 NCCL WARN Error: no room",
         ("gpu-a:50", 2, "WARNING", "Error: no room"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from k3ctl.triage import scan as scanning
+from k3ctl.triage import reader
 from k3ctl.triage.detectors import all_detectors
 from k3ctl.triage.rules import all_rules
 from k3ctl.triage.scan import expired, scan, scan_lines
@@ -110,7 +110,7 @@ def test_a_progress_bar_is_read_in_its_last_state(tmp_path: Path):
 
 
 def test_line_numbers_are_those_of_the_file_although_most_lines_are_skipped(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(scanning, "BLOCK_BYTES", 997)
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 997)
     log = tmp_path / "engine.log"
     lines = ['INFO: 127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK'] * 500
     lines[321] = error(0, 1, "KeyError: 1")
@@ -121,10 +121,12 @@ def test_line_numbers_are_those_of_the_file_although_most_lines_are_skipped(tmp_
     assert [incident.first.line for incident in report.incidents] == [322, 400]
 
 
-def test_a_binary_file_is_read_without_an_incident(tmp_path: Path):
+def test_what_is_no_log_of_an_engine_is_no_all_clear(tmp_path: Path):
     path = tmp_path / "core"
-    path.write_bytes(bytes(range(256)) * 5000)
-    assert scan([path]).first_cause is None
+    for content in (bytes(range(256)) * 5000, b"INFO a\nINFO b\n", b"\n"):
+        path.write_bytes(content)
+        first = scan([path]).first_cause
+        assert first is not None and first.rule.id == "no-engine-log"
 
 
 def test_rule_ids_are_unique_and_every_rule_has_source_dates_and_texts():

@@ -115,6 +115,21 @@ RULES = (
         ),
         severity="warning",
         leads_to=("decode-not-full",),
+        instead=((("standard-decode",), "graph-downgrade-standard"),),
+        unlike="`specialized-refused-12`: refused at once; here it was accepted and is silently off",
+    ),
+    Rule(
+        id="graph-downgrade-standard",
+        title="CUDA graphs were downgraded to {mode}",
+        cause="{backend} supports no full graph here, so vLLM changed cudagraph_mode for the whole engine; "
+        "decoding gets slower "
+        "(16 % in one report)",
+        action="choose another attention backend (attention_config.backend) or drop what needs PIECEWISE",
+        source="https://github.com/vllm-project/vllm/issues/49547, https://github.com/vllm-project/vllm/issues/48494",
+        checked=date(2026, 11, 30),
+        expires=_EXPIRES,
+        severity="warning",
+        unlike="`graph-downgrade`: the specialized decode was asked for and is lost",
     ),
     Rule(
         id="tail-fusion-tp",

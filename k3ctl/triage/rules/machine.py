@@ -19,7 +19,10 @@ RULES = (
         source="https://github.com/CSCfi/ai-inference-examples/pull/10",
         checked=_CHECKED,
         expires=_EXPIRES,
-        patterns=(r"\[Errno 28\] No space left on device(?:: '(?P<path>[^']+)')?",),
+        patterns=(
+            r"\[Errno 28\] No space left on device(?:: '(?P<path>[^']+)')?",
+            r"No space left on device \(os error 28\)",
+        ),
     ),
     Rule(
         id="log-disk-full",
@@ -42,6 +45,7 @@ RULES = (
         expires=_EXPIRES,
         patterns=(r"invalid literal for int\(\) with base 10: '(?P<uuid>MIG-[^']+)'",),
         leads_to=("model-not-inspected",),
+        unlike="`unknown-error` with the same ValueError: the text names no MIG device",
     ),
     Rule(
         id="model-not-inspected",
@@ -52,7 +56,7 @@ RULES = (
         checked=_CHECKED,
         expires=_EXPIRES,
         patterns=(r"failed to be inspected",),
-        consequence=True,
+        role="report",
     ),
     Rule(
         id="memlock",
@@ -63,7 +67,7 @@ RULES = (
         checked=_CHECKED,
         expires=_EXPIRES,
         patterns=(r"ibv_reg_mr\w* failed with error Cannot allocate memory",),
-        leads_to=("nccl-error",),
+        leads_to=("nccl-error", "nccl-warning"),
     ),
     Rule(
         id="shm-too-small",
@@ -77,7 +81,7 @@ RULES = (
             r"Error while creating shared memory segment (?P<path>/dev/shm/\S+)",
             r"failed to extend (?P<path>/dev/shm/\S+)",
         ),
-        leads_to=("nccl-error",),
+        leads_to=("nccl-error", "nccl-warning"),
     ),
     Rule(
         id="driver-mismatch",
@@ -98,7 +102,12 @@ RULES = (
         source="https://github.com/vllm-project/vllm/issues/29737",
         checked=_CHECKED,
         expires=_EXPIRES,
-        patterns=(r"Driver/library version mismatch", r"NVML/RM version mismatch", r"LibRmVersionMismatch"),
+        patterns=(
+            r"Driver/library version mismatch",
+            r"NVML/RM version mismatch",
+            r"LibRmVersionMismatch",
+            r"API mismatch: the client has the version",
+        ),
     ),
     Rule(
         id="gpu-lost",
@@ -111,27 +120,30 @@ RULES = (
         patterns=(r"device handle for GPU (?P<gpu>[\w:.]+): GPU is lost", r"GPU ?is ?[Ll]ost"),
     ),
     Rule(
-        id="gpu-off-bus",
-        title="a GPU has fallen off the bus",
-        cause="PCIe lost the device (Xid 79, or the same message without a number)",
-        action="drain the node, power-cycle it, and hand the GPU to repair if it comes back",
-        source="https://github.com/leptonai/gpud/pull/1209",
-        checked=_CHECKED,
+        id="container-lost-gpus",
+        title="the container lost its GPUs: NVML says {what}",
+        cause="the device files are still there and the container's device cgroup no longer allows them: "
+        "`systemctl daemon-reload` "
+        "rewrote it (systemd cgroup driver)",
+        action="restart the container; lasting: give it the GPUs by CDI or by explicit device nodes, and create "
+        "the /dev/char "
+        "links (`nvidia-ctk system create-dev-char-symlinks`)",
+        source="https://github.com/NVIDIA/nvidia-container-toolkit/issues/48, "
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1227",
+        checked=date(2026, 11, 30),
         expires=_EXPIRES,
-        patterns=(r"GPU has fallen off the bus", r"Xid \(PCI:(?P<gpu>[^)]+)\): 79\b"),
-    ),
-    Rule(
-        id="xid-13",
-        title="Xid 13 on {gpu} in {process}: a kernel did something illegal",
-        cause="reported with speculative decoding at contexts above 200k tokens; the software, not the board",
-        action="lower max_model_len below 200k or turn speculation off, and report it with the request",
-        source="https://github.com/sgl-project/sglang/issues/32855",
-        checked=_CHECKED,
-        expires=date(2027, 3, 31),
-        patterns=(r"Xid \(PCI:(?P<gpu>[^)]+)\): 13, pid=\d+, name=(?P<process>[\w:]+)",),
+        patterns=(
+            r"Failed to initialize NVML: (?P<what>Unknown Error|Insufficient Permissions)",
+            r"NVMLError_(?P<what>Unknown|NoPermission)\b",
+            r"(?P<what>CUDA unknown error) - this may be due to an incorrectly set up environment",
+        ),
+        leads_to=("no-device-type", "launch-failure"),
+        unlike="`nvml-mismatch`: versions differ; `gpu-lost`: the driver lost the device, the host sees it too",
     ),
     Rule(
         id="killed",
+        role="symptom",
+        unlike="`cgroup-oom` and `host-oom`: the kernel log says why; `stopped-outside`: SIGTERM, with a word",
         title="the engine was killed by SIGKILL",
         cause="somebody killed it; when nobody did, the kernel's out-of-memory killer",
         action="look for `Out of memory: Killed process` in the kernel log (`dmesg`)",

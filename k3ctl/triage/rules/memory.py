@@ -63,7 +63,7 @@ RULES = (
         id="capture-oom",
         title="out of memory while capturing CUDA graphs: {wanted} wanted, {free} free",
         cause="graphs and the MXFP4 workspace live outside vLLM's pool; its estimate was too small",
-        action="lower gpu_memory_utilization by 0.02, or pin kv_cache_memory_bytes",
+        action="{advice}",
         source="https://github.com/vllm-project/vllm/issues/49224, "
         "https://github.com/vllm-project/vllm/issues/57475",
         checked=_CHECKED,
@@ -72,19 +72,24 @@ RULES = (
             r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]+ \w+).*?of which (?P<free>[\d.]+ "
             r"\w+) is free",
         ),
-        within=r"in capture_model|[Cc]aptur\w+ CUDA graph",
+        within=r"in _?\w*captur\w*$|in capture_model|[Cc]aptur\w+ (?:CUDA|cuda) ?graph",
+        unlike="`gpu-oom`: not while graphs are captured; `gpu-memory-held`: refused before anything was loaded",
     ),
     Rule(
         id="gpu-oom",
         title="the GPU ran out of memory{what}",
         cause="more was wanted than is free",
-        action="lower gpu_memory_utilization by 0.02, or max_num_batched_tokens",
+        action="{advice}",
         source="https://github.com/SemiAnalysisAI/InferenceX/blob/main/perf-changelog.yaml",
         checked=_CHECKED,
         expires=date(2027, 9, 30),
         patterns=(
             r"CUDA out of memory\.(?P<what> Tried to allocate [\d.]+ \w+)",
             r"CUDA_ERROR_OUT_OF_MEMORY(?P<what>)",
+            r"(?:torch\.OutOfMemoryError|CUDA error): out of memory(?P<what>)",
+            r"Cuda failure (?:2 )?'out of memory'(?P<what>)",
         ),
+        unlike="`capture-oom`: while graphs are captured; `cgroup-oom` and `host-oom`: host memory, said by the "
+        "kernel",
     ),
 )

@@ -24,7 +24,96 @@ RULES = (
             r"Segfault encountered.*cudaGraphLaunch",
             r"Failed to initialize the TMA descriptor",
             r"illegal memory access was encountered",
+            r"CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress",
         ),
+        leads_to=("gpu-software-xid", "xid-13", "watchdog-ended"),
+        instead=(
+            (("pipeline-parallel", "pynccl-off"), "illegal-access-pynccl"),
+            (("prefix-caching-off", "replayssm-on"), "illegal-access-replayssm"),
+            (("prefix-caching-off",), "illegal-access"),
+        ),
+        unlike="`illegal-access`: prefix caching is off already; `illegal-access-pynccl`: pipeline parallel "
+        "without pynccl",
+    ),
+    Rule(
+        id="illegal-access-pynccl",
+        title="illegal memory access under pipeline parallelism, and vLLM runs without pynccl",
+        cause="vLLM 0.33.0 needs NCCL 2.29.7; with an older one pynccl is silently off, the stages order the wrong "
+        "stream, and "
+        "one reads what the other has not written: wrong tokens first, then this",
+        action="load NCCL 2.29.7 or newer (check LD_PRELOAD, VLLM_NCCL_SO_PATH and VLLM_DISABLE_PYNCCL), and treat "
+        "the answers "
+        "before the crash as suspect",
+        source="k3ctl, docs/log.md; measured on two H200s with vLLM 0.33.0; v1/worker/gpu/pp_utils.py",
+        checked=date(2026, 11, 30),
+        expires=_EXPIRES,
+        leads_to=("gpu-software-xid", "watchdog-ended"),
+        unlike="`prefix-cache-illegal-access`: one stage, or NCCL is new enough",
+    ),
+    Rule(
+        id="illegal-access-replayssm",
+        title="illegal memory access with ReplaySSM; prefix caching is already off and not the cause",
+        cause="prefix caching is ruled out by this log's own arguments; of what they turn on, ReplaySSM writes the "
+        "recurrent state",
+        action="set use_replayssm=false and start again; if it stays, CUDA_LAUNCH_BLOCKING=1 names the kernel",
+        source="https://github.com/vllm-project/vllm/pull/51855 (what ReplaySSM does); no public report of this "
+        "crash is known",
+        checked=date(2026, 11, 30),
+        expires=_EXPIRES,
+        leads_to=("gpu-software-xid", "watchdog-ended"),
+        unlike="`illegal-access`: ReplaySSM is off too",
+    ),
+    Rule(
+        id="illegal-access",
+        title="illegal memory access; prefix caching is already off and not the cause",
+        cause="a kernel touched memory that is not its own; the known fault of prefix caching is ruled out by this "
+        "log's arguments",
+        action="start again with CUDA_LAUNCH_BLOCKING=1 (or under compute-sanitizer) to see the kernel's name, and "
+        "report it with "
+        "versions and arguments",
+        source="https://docs.nvidia.com/cuda/cuda-runtime-api/, cudaErrorIllegalAddress",
+        checked=date(2026, 11, 30),
+        expires=_EXPIRES,
+        leads_to=("gpu-software-xid", "watchdog-ended"),
+        unlike="`prefix-cache-illegal-access`: prefix caching is on, or the log does not say",
+    ),
+    Rule(
+        id="launch-failure",
+        title="a kernel failed on the GPU: {what}",
+        cause="CUDA reports it at the next call, so that the stack trace may name the wrong place",
+        action="look for an Xid at this time (`dmesg -T | grep -i xid`); without one, start again with "
+        "CUDA_LAUNCH_BLOCKING=1",
+        source="https://github.com/vllm-project/vllm/issues/27430",
+        checked=date(2026, 11, 30),
+        expires=_EXPIRES,
+        patterns=(
+            r"CUDA error: (?P<what>unspecified launch failure|misaligned address|an illegal instruction was "
+            r"encountered"
+            r"|device-side assert triggered|hardware stack error|the launch timed out and was terminated)",
+        ),
+        leads_to=("gpu-software-xid", "watchdog-ended"),
+        unlike="`prefix-cache-illegal-access`: an illegal address; `nvlink-error` and `ecc-error`: the board",
+    ),
+    Rule(
+        id="native-crash",
+        title="{process} crashed in native code: {what}",
+        cause="a library ended the process without a Python exception; the frames below the line name it",
+        action="read the stack below that line; keep the core dump (`coredumpctl`), and look for an Xid (`dmesg -T "
+        "| grep -i xid`)",
+        source="https://docs.python.org/3/library/faulthandler.html",
+        checked=date(2026, 11, 30),
+        expires=_EXPIRES,
+        patterns=(
+            r"(?P<what>Fatal Python error: [\w ]+)",
+            r"(?P<what>!{3,} Segfault encountered !{3,})",
+            r"(?P<what>\*{3} SIG(?:SEGV|ABRT|BUS|FPE|ILL)\b.{0,60}?)(?: received| \(|$)",
+            r"^(?P<what>(?:Segmentation fault|Bus error|Aborted|Floating point exception)(?: \(core dumped\))?)$",
+            r"(?P<what>(?:free|malloc|munmap_chunk|double free|corrupted)\S*: (?:invalid|corrupted|double)[\w ]+)",
+            r"(?P<what>segfault at [0-9a-f]+ ip [0-9a-f]+)",
+        ),
+        leads_to=("process-killed", "watchdog-ended"),
+        unlike="`process-killed`: no line of its own; `prefix-cache-illegal-access`: the segfault is inside "
+        "cudaGraphLaunch",
     ),
     Rule(
         id="shared-experts-assert",
@@ -48,6 +137,9 @@ RULES = (
     ),
     Rule(
         id="hung",
+        role="symptom",
+        slack_s=120.0,
+        unlike="`slow-not-hung`: a counter moves between the warnings; `waiting`: too few warnings to tell",
         title="hung: {count} warnings over {minutes} minutes, and nothing moved",
         cause="the engine core waits for a worker that does not answer; no counter and no other line in "
         "that time",
@@ -68,6 +160,9 @@ RULES = (
     ),
     Rule(
         id="stalled",
+        role="symptom",
+        slack_s=120.0,
+        unlike="`hung`: the core warns about a worker; `collective-timeout`: NCCL's watchdog speaks",
         title="the engine stalled: {running} requests running, 0 tokens/s for {seconds} s",
         cause="the scheduler believes in running requests and no step finishes",
         action="dump the workers' stacks (`py-spy dump --pid PID`), keep the log, restart",
@@ -77,6 +172,10 @@ RULES = (
     ),
     Rule(
         id="process-killed",
+        role="symptom",
+        leads_to=("peer-closed",),
+        unlike="`cgroup-oom` and `host-oom`: the kernel log names the killer; `native-crash`: a signal or stack is "
+        "in the log",
         title="{process} ended without a word of its own",
         cause="it was killed from outside (kill -9, the kernel's out-of-memory killer) or crashed in native code",
         action="`dmesg -T | grep -iE 'killed process|segfault|xid'` names the killer; start again with `k3ctl serve`",
@@ -102,10 +201,59 @@ RULES = (
             r"EngineCore encountered a(?:n issue| fatal error)",
             r"Engine core (?:proc|process) \S+ died unexpectedly",
             r"AsyncLLM output_handler failed",
+            r"Engine loop is (?:not running|dead)",
             r"RuntimeError: Executor failed",
             r"\[k3ctl\] the engine (?:ended|was killed)",
         ),
-        consequence=True,
+        role="report",
+    ),
+    Rule(
+        id="teardown",
+        title="a process went down with the others: {what}",
+        cause="what processes say when the others are already gone",
+        action="read the first error above it",
+        source="Python and ZeroMQ, errors of closed pipes and sockets",
+        checked=date(2026, 11, 30),
+        expires=_EXPIRES,
+        patterns=(
+            r"^(?P<what>(?:BrokenPipeError|EOFError|ConnectionResetError|ConnectionAbortedError|KeyboardInterrupt|SystemExit)\b)",
+            r"^(?P<what>(?:asyncio\.exceptions\.|concurrent\.futures\._base\.)?CancelledError)",
+            r"^(?P<what>zmq\.error\.(?:ContextTerminated|ZMQError: (?:Socket operation|Context was)))",
+            r"^(?P<what>RuntimeError: cancelled)",
+            r"^(?P<what>ray\.exceptions\.(?:RayActorError|ActorDiedError|RayTaskError))",
+            r"(?P<what>Parent process exited)",
+        ),
+        role="report",
+    ),
+    Rule(
+        id="tasks-ended",
+        title="{what}",
+        cause="the launcher reports that processes ended; it does not know why",
+        action="read the first error of the rank that it names",
+        source="https://slurm.schedmd.com/srun.html; PyTorch, torch/distributed/elastic",
+        checked=date(2026, 11, 30),
+        expires=_EXPIRES,
+        patterns=(
+            r"srun: error: (?P<what>\S+: tasks? \S+: (?:Exited|Killed|Terminated|Aborted|Segmentation).*)",
+            r"(?P<what>Job step aborted)",
+            r"(?P<what>Sending process \d+ closing signal SIG\w+)",
+            r"(?P<what>failed \(exitcode: -?\d+\) local_rank: \d+)",
+            r"^(?P<what>torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError)",
+            r"(?P<what>Primary job +terminated normally, but)",
+            r"(?P<what>resource_tracker: There appear to be)",
+        ),
+        role="report",
+    ),
+    Rule(
+        id="unknown-report",
+        title="{exception}",
+        cause="no rule knows this line; it is the first one that reports an error",
+        action="read it in the log, and look it up in vLLM's issues",
+        source="none",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        role="report",
+        unlike="`unknown-error`: an exception was raised",
     ),
     Rule(
         id="unknown-error",
@@ -115,5 +263,6 @@ RULES = (
         source="none",
         checked=_CHECKED,
         expires=_EXPIRES,
+        unlike="every other kind: the exception is shown with the lines of its cause",
     ),
 )

@@ -53,6 +53,20 @@ RULES = (
         checked=_CHECKED,
         expires=date(2027, 9, 30),
         patterns=(r"contains custom code which must be executed",),
+        instead=((("remote-code-allowed",), "trust-remote-code-client"),),
+        unlike="`trust-remote-code-client`: the server's arguments allow it already",
+    ),
+    Rule(
+        id="trust-remote-code-client",
+        title="the model's own code was not allowed to run, although the server's arguments allow it",
+        cause="`trust_remote_code` is set for the server; the one that lacks it is the benchmark client, the "
+        "tokenizer's process "
+        "or the draft model",
+        action="give that side trust_remote_code too; the lines above the error name the process",
+        source="https://github.com/vllm-project/tpu-inference/pull/2927",
+        checked=date(2026, 11, 30),
+        expires=date(2027, 9, 30),
+        unlike="`trust-remote-code`: the server lacks it, or the log does not say",
     ),
     Rule(
         id="rust-client-flag",
@@ -131,11 +145,14 @@ RULES = (
         id="no-device-type",
         title="vLLM found no device",
         cause="no GPU is visible and VLLM_TARGET_DEVICE is not set",
-        action="use a CPU profile (`k3ctl serve -p cpu-tiny`), or make the GPUs visible (`k3ctl doctor`)",
+        action="make the GPUs visible (`k3ctl doctor`, `nvidia-smi -L` in the engine's environment); without GPUs, "
+        "a CPU profile "
+        "(`k3ctl serve -p cpu-tiny`)",
         source="seen with vLLM 0.33.0 built without kernels",
         checked=_CHECKED,
         expires=_EXPIRES,
         patterns=(r"Failed to infer device type",),
+        unlike="`container-lost-gpus`: NVML says Unknown Error above it",
     ),
     Rule(
         id="model-not-found",
@@ -166,6 +183,6 @@ RULES = (
             r"WorkerProc (?:failed to start|initialization failed|hit an exception)",
             r"Failed core proc\(s\)",
         ),
-        consequence=True,
+        role="report",
     ),
 )
