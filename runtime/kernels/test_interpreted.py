@@ -73,7 +73,72 @@ for tokens in (1, 3):
 """
 
 
-@pytest.mark.parametrize("script", [ATTN_RES, KDA_DECODE], ids=["attn_res", "kda_decode"])
+MOE_ROUTE = """
+import torch
+from runtime.kernels.common.launch.routing import empty_routing
+from runtime.kernels.moe_route import moe_route
+from runtime.kernels.moe_route.spec import MoeRouteSpec
+from runtime.kernels.moe_route.triton_kernel import run
+
+torch.manual_seed(0)
+for tokens, site in [(1, {}), (21, {"first": 20, "local": 30}), (9, {"renormalize": False, "scaling": 2.0})]:
+    spec = MoeRouteSpec(100, 5, **site)
+    logits, bias = torch.randn(tokens, 100), torch.randn(100) * 0.1
+    logits[tokens // 2, 7], logits[0, 8] = float("nan"), float("-inf")
+    padding = torch.zeros(tokens, dtype=torch.bool)
+    padding[tokens - 1] = tokens > 1
+    numbers = {"renormalize": spec.renormalize, "scaling": spec.scaling, "first": spec.first, "local": spec.held}
+    expected = moe_route(logits, bias, 5, padding=padding, **numbers)
+    routing = empty_routing(tokens, 5, "cpu", first=spec.first, local=spec.held)
+    routing.rows.fill_(-99)
+    run(spec, logits, bias, padding.view(torch.uint8), routing, pdl=False)
+    count = int(expected.count)
+    assert torch.equal(routing.ids, expected.ids) and int(routing.count) == count
+    assert torch.equal(routing.experts[:count], expected.experts[:count])
+    assert torch.equal(routing.rows[:count], expected.rows[:count])
+    torch.testing.assert_close(routing.weights, expected.weights, equal_nan=True)
+"""
+
+MOE_EXPERTS = """
+from types import SimpleNamespace
+import torch
+from runtime.kernels.common.launch.routing import group_pairs
+from runtime.kernels.moe_experts import moe_experts
+from runtime.kernels.moe_experts.layout import pack_humming
+from runtime.kernels.moe_experts.spec import MoeExpertsSpec
+from runtime.kernels.moe_experts.triton_kernel import run
+
+torch.manual_seed(0)
+E, K, I, SLOTS, T = 5, 128, 64, 3, 10
+def weight(rows, columns, low, high):
+    codes = torch.randint(0, 256, (E, rows, columns // 2), dtype=torch.uint8)
+    return codes, torch.randint(low, high, (E, rows, columns // 32), dtype=torch.uint8)
+for low, high in [(118, 123), (0, 2), (126, 140)]:
+    w13, w2 = weight(2 * I, K, low, high), weight(K, I, 118, 123)
+    w13[1][4, 3, 1] = 255
+    x, weights = torch.randn(T, K), torch.rand(T, SLOTS)
+    ids = torch.randint(-1, E + 1, (T, SLOTS))
+    ids[0], ids[1, 0] = torch.tensor([0, 1, 2]), 4
+    routing = group_pairs(ids, weights, first=0, local=E)
+    space = SimpleNamespace(hidden=torch.full((T * SLOTS, I), 9.0), partial=torch.full((T * SLOTS, K), float("nan")))
+    out = torch.full((T, K), float("nan"))
+    spec = MoeExpertsSpec(K, I, E, SLOTS)
+    run(spec, x, pack_humming(*w13), pack_humming(*w2), routing, space, out, pdl=False)
+    expected = moe_experts(x, weights, ids, w13, w2)
+    assert out[1].isnan().all() and out[0].isfinite().all()
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+"""
+
+
+SCRIPTS = {
+    "attn_res": ATTN_RES,
+    "kda_decode": KDA_DECODE,
+    "moe_route": MOE_ROUTE,
+    "moe_experts": MOE_EXPERTS,
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_a_triton_kernel_equals_the_reference_in_the_interpreter(script):
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

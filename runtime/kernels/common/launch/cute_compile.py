@@ -4,10 +4,10 @@ import tempfile
 from pathlib import Path
 
 import torch
-from cutlass import BFloat16, Float32, Int32, cute
+from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-DTYPES = {torch.bfloat16: BFloat16, torch.float32: Float32, torch.int32: Int32}
+DTYPES = {torch.bfloat16: BFloat16, torch.float32: Float32, torch.int32: Int32, torch.uint8: Uint8}
 
 
 def symbol(divisibility: int = 1):

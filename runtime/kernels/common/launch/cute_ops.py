@@ -124,6 +124,39 @@ def load_int(pointer):
     return "ld.global.s32 $0, [$1];", "=r,l,~{memory}", (pointer,), Int32, False
 
 
+@_op
+def load_byte(pointer):
+    """One unsigned byte, as a 32-bit word."""
+    return "ld.global.u8 $0, [$1];", "=r,l,~{memory}", (pointer,), Uint32, False
+
+
+@_op
+def load_float(pointer):
+    """One FP32."""
+    return "ld.global.f32 $0, [$1];", "=f,l,~{memory}", (pointer,), Float32, False
+
+
+@_op
+def load_published(pointer, words=4):
+    """`words` 32-bit words that other CTAs of this launch wrote before a `count_up` that this CTA has seen."""
+    suffix, registers = _vector(words, 0)
+    code = f"ld.relaxed.gpu.global{suffix}.b32 {registers}, [${words}];"
+    return code, ",".join(["=r"] * words + ["l", "~{memory}"]), (pointer,), (Uint32,) * words, False
+
+
+@_op
+def count_up(pointer):
+    """Add 1 to a counter that all CTAs share and return what it was; orders this thread's accesses around it."""
+    code = "atom.acq_rel.gpu.global.add.s32 $0, [$1], 1;"
+    return code, "=r,l,~{memory}", (pointer,), Int32, False
+
+
+@_op
+def reset_counter(pointer):
+    """Set a shared counter to 0."""
+    return "st.relaxed.gpu.global.s32 [$0], 0;", "l,~{memory}", (pointer,), None, False
+
+
 def _global_store(pointer, values, kind):
     suffix, registers = _vector(len(values), 1)
     constraints = ",".join(["l"] + [kind] * len(values) + ["~{memory}"])
@@ -185,9 +218,31 @@ def pack(values):
 
 
 @_op
+def scale_bf16(pair, factor):
+    """The BF16x2 product of two BF16x2 words, rounded to nearest even; subnormals are kept."""
+    return "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", (pair, factor), Uint32, True
+
+
+@_op
+def permute_bytes(low, high, selector):
+    """Four bytes out of the eight of (`low`, `high`); nibble i of `selector` says which becomes byte i."""
+    return "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", (low, high, Uint32(selector)), Uint32, True
+
+
+@_op
 def again(word):
     """The same 32-bit word, as if it were a new one: what was derived from it before is derived anew, not kept."""
     return "mov.b32 $0, $1;", "=r,r", (word,), Uint32, False
+
+
+def as_float(word):
+    """The FP32 value with the bits of `word`."""
+    return Float32(llvm.bitcast(T.f32(), word.ir_value()))
+
+
+def as_bits(value):
+    """The bits of an FP32 value."""
+    return Uint32(llvm.bitcast(T.i32(), value.ir_value()))
 
 
 @_op
@@ -308,7 +363,37 @@ def store_shared4(pointer, values):
     return "st.shared.v4.f32 [$0], {$1,$2,$3,$4};", "r,f,f,f,f,~{memory}", (pointer, *values), None, False
 
 
+@_op
+def mark_shared(pointer, bits):
+    """Or `bits` into a 32-bit word of shared memory."""
+    return "red.shared.or.b32 [$0], $1;", "r,r,~{memory}", (pointer, bits), None, False
+
+
+@_op
+def load_shared_word(pointer):
+    """One 32-bit word from shared memory."""
+    return "ld.shared.b32 $0, [$1];", "=r,r,~{memory}", (pointer,), Uint32, False
+
+
+@_op
+def store_shared_word(pointer, word):
+    """One 32-bit word to shared memory."""
+    return "st.shared.b32 [$0], $1;", "r,r,~{memory}", (pointer, Uint32(word)), None, False
+
+
 # ---- warp reductions --------------------------------------------------------------------------------------
+
+
+@_op
+def warp_max(word):
+    """Largest of an unsigned word over the warp."""
+    return "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r", (word,), Uint32, False
+
+
+@_op
+def warp_min(word):
+    """Smallest of an unsigned word over the warp."""
+    return "redux.sync.min.u32 $0, $1, 0xffffffff;", "=r,r", (word,), Uint32, False
 
 
 @cute.jit

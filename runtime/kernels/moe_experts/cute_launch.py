@@ -1,0 +1,171 @@
+"""Compile and run the routed experts' kernels."""
+
+from functools import cache
+
+import torch
+from cutlass import Int32
+
+from runtime.kernels.common.launch.cute_compile import compile_image, compile_kernel, symbol, tensor
+from runtime.kernels.common.launch.device import arch_of, multiprocessors
+from runtime.kernels.common.workshop.audit import Limits
+from runtime.kernels.common.workshop.builds import TARGETS, Build
+from runtime.kernels.moe_experts.cute_down import ExpertsDown
+from runtime.kernels.moe_experts.cute_gate_up import ExpertsGateUp
+from runtime.kernels.moe_experts.table import OTHER, TABLE
+
+
+def _weight(rows, columns):
+    """Stand-ins for a weight [rows, columns] of every expert and its scales, in Humming's layout."""
+    experts, i32 = symbol(), torch.int32
+    words, scales = (columns // 16, 2 * rows), (columns // 32, rows // 4)
+    return (
+        tensor((experts, *words), (words[0] * words[1], words[1], 1), i32),
+        tensor((experts, *scales), (scales[0] * scales[1], scales[1], 1), i32),
+    )
+
+
+def _groups():
+    """Stand-ins for experts, rows and count of the groups."""
+    groups, i32 = symbol(), torch.int32
+    return (
+        tensor((groups,), (1,), i32, align=4),
+        tensor((groups, 8), (8, 1), i32),
+        tensor((1,), (1,), i32, align=4),
+    )
+
+
+def gate_up_operands(latent: int, width: int):
+    """Stand-ins for the arguments of `ExpertsGateUp`, in order."""
+    x, hidden = tensor((symbol(), latent), (symbol(8), 1)), tensor((symbol(), width), (width, 1))
+    return (x, *_weight(2 * width, latent), *_groups(), hidden, Int32(1))
+
+
+def down_operands(latent: int, width: int, slots: int):
+    """Stand-ins for the arguments of `ExpertsDown`, in order."""
+    tokens, pairs = symbol(), symbol()
+    return (
+        tensor((pairs, width), (width, 1)),
+        *_weight(latent, width),
+        *_groups(),
+        tensor((tokens, slots), (slots, 1), torch.int32),
+        tensor((tokens, slots), (slots, 1), torch.float32),
+        tensor((pairs, latent), (latent, 1)),
+        tensor((latent // 64,), (1,), torch.int32, align=4),
+        tensor((tokens, latent), (symbol(8), 1)),
+        Int32(0),
+        Int32(1),
+    )
+
+
+@cache
+def gate_up(latent, width, slots, shape, settled, early_trigger, beta, linear_beta, arch):
+    """The compiled first kernel of one call site and launch shape."""
+    kernel = ExpertsGateUp(latent, width, slots, *shape, settled, early_trigger, beta, linear_beta)
+    return compile_kernel(kernel, *gate_up_operands(latent, width), arch=arch)
+
+
+@cache
+def down(latent, width, slots, shape, early_trigger, arch):
+    """The compiled second kernel of one call site and launch shape."""
+    kernel = ExpertsDown(latent, width, slots, *shape, early_trigger)
+    return compile_kernel(kernel, *down_operands(latent, width, slots), arch=arch)
+
+
+def run_gate_up(spec, x, weights, routing, hidden, *, shape, overlap) -> None:
+    """Launch on PyTorch's current stream; weights: (weight, scales as int32 words)."""
+    arch, sms = arch_of(x.device), multiprocessors(x.device.index)
+    _, cluster, resident, _ = shape
+    units = x.shape[0] * spec.top_k * (spec.width // 64)  # at most
+    lanes = max(1, min(resident * sms // cluster, units))
+    site = (spec.latent, spec.width, spec.top_k, shape)
+    kernel = gate_up(*site, overlap.settled, overlap.early_trigger, spec.beta, spec.linear_beta, arch)
+    kernel(x, *weights, routing.experts, routing.rows, routing.count, hidden, lanes)
+
+
+def run_down(spec, hidden, weights, routing, partial, counters, out, *, shape, early_trigger) -> None:
+    """Launch on PyTorch's current stream, right after `run_gate_up`."""
+    kernel = down(spec.latent, spec.width, spec.top_k, shape, early_trigger, arch_of(out.device))
+    groups = (routing.experts, routing.rows, routing.count)
+    sums = (routing.ids, routing.weights, partial, counters, out)
+    kernel(hidden, *weights, *groups, *sums, routing.first, routing.local)
+
+
+GATE_UP_ROLES = (
+    "activation",  # x
+    "weight",
+    "weight",  # scales
+    "state",  # experts of the groups
+    "state",  # rows
+    "state",  # count
+    "output",  # hidden
+    "scalar",  # lanes
+)
+DOWN_ROLES = (
+    "activation",  # hidden
+    "weight",
+    "weight",  # scales
+    "state",  # experts of the groups
+    "state",  # rows
+    "state",  # count
+    "activation",  # ids
+    "activation",  # weights
+    "mailbox",  # partial: written and read by all CTAs of a block
+    "mailbox",  # counters
+    "output",
+    "scalar",  # first
+    "scalar",  # local
+)
+
+
+def builds() -> list[Build]:
+    """The launch shapes that CI compiles and audits: for Hopper all of the table, else a selection."""
+    found = []
+    for width in TABLE:
+        for launch in TABLE[width]:
+            everywhere = TARGETS if launch is TABLE[384][0] else TARGETS[:1]
+            site = (3584, width, 16)
+            for settled in (False, True):
+                found.append(_gate_up_build(ExpertsGateUp(*site, *launch.gate_up, settled), everywhere))
+            found.append(_down_build(ExpertsDown(*site, *launch.down), everywhere))
+    site = (3584, 3072, 16)  # an expert-parallel rank
+    found.append(_gate_up_build(ExpertsGateUp(*site, *OTHER[0].gate_up), TARGETS[:1]))
+    found.append(_down_build(ExpertsDown(*site, *OTHER[0].down), TARGETS[:1]))
+    return found
+
+
+def _limits(kernel) -> Limits:
+    most = min(255, 65536 // (kernel.threads * kernel.resident))
+    return Limits(most, must_contain=("HMMA", "HMUL2.BF16", "LDG.E.NA.128"))
+
+
+def _gate_up_build(kernel: ExpertsGateUp, targets) -> Build:
+    shape = (kernel.warps, kernel.cluster, kernel.resident, kernel.depth)
+    return Build(
+        f"moe_experts gate and up {kernel.blocks * 64} {shape} settled={kernel.settled}",
+        type(kernel).__name__,
+        lambda target: compile_image(
+            kernel, *gate_up_operands(kernel.columns, kernel.blocks * 64), arch=target
+        ),
+        GATE_UP_ROLES,
+        settled=kernel.settled,
+        early_trigger=kernel.early_trigger,
+        targets=targets,
+        dynamic_shared_bytes=kernel.smem_bytes,
+        limits=_limits(kernel),
+    )
+
+
+def _down_build(kernel: ExpertsDown, targets) -> Build:
+    shape = (kernel.warps, kernel.shares, kernel.resident, kernel.depth)
+    operands = (kernel.latent, kernel.columns, kernel.slots)
+    return Build(
+        f"moe_experts down {kernel.columns} {shape}",
+        type(kernel).__name__,
+        lambda target: compile_image(kernel, *down_operands(*operands), arch=target),
+        DOWN_ROLES,
+        settled=True,
+        early_trigger=kernel.early_trigger,
+        targets=targets,
+        dynamic_shared_bytes=kernel.smem_bytes,
+        limits=_limits(kernel),
+    )

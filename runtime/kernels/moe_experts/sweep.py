@@ -1,0 +1,146 @@
+"""Time many launch shapes of both kernels, unattended: `python -m runtime.kernels.moe_experts.sweep --log FILE`.
+
+Each kernel alone, groups settled, calls chained in one graph; results are written case by case. A shape that cannot be
+compiled or launched, or whose result differs, is named and left out.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from runtime.kernels.common.launch.overlap import Overlap
+from runtime.kernels.common.workshop.bench import Result, append, machine, measure
+from runtime.kernels.common.workshop.expert_sets import distinct, random_steps, random_weights
+from runtime.kernels.common.workshop.testing import relative_error
+from runtime.kernels.moe_experts import cute_launch
+from runtime.kernels.moe_experts.dispatch import MoeExperts
+from runtime.kernels.moe_experts.spec import MoeExpertsSpec
+
+GATE_UP = [
+    (8, 1, 2, 2),
+    (4, 4, 3, 3),
+    (4, 4, 4, 2),
+    (7, 1, 2, 4),
+    (4, 1, 4, 2),
+    (4, 1, 3, 4),
+    (4, 2, 4, 2),
+    (8, 2, 2, 2),
+    (7, 2, 2, 2),
+    (7, 4, 2, 2),
+    (7, 4, 2, 4),
+    (14, 1, 1, 4),
+    (14, 2, 1, 4),
+    (16, 1, 1, 2),
+    (7, 1, 2, 2),
+]
+DOWN = [
+    (4, 7, 3, 4),
+    (4, 4, 3, 4),
+    (4, 9, 4, 3),
+    (4, 9, 4, 4),
+    (8, 4, 2, 4),
+    (8, 2, 1, 6),
+    (4, 4, 2, 6),
+    (16, 2, 1, 3),
+    (2, 14, 7, 3),
+    (2, 8, 4, 6),
+    (8, 4, 2, 2),
+]
+
+
+def shapes(kernel: str, width: int) -> Iterator[tuple[int, int, int, int]]:
+    """Candidates of a kernel whose depth a job of this width allows."""
+    for shape in GATE_UP if kernel == "gate_up" else DOWN:
+        steps = 112 // (shape[0] * shape[1]) if kernel == "gate_up" else width // 32
+        if shape[3] <= steps:
+            yield shape
+
+
+def calls_of(kernel, shape, ops, steps, space):
+    """One call per step with a launch shape."""
+    pairs = [(ops[i % len(ops)], step) for i, step in enumerate(steps)]
+    if kernel == "gate_up":
+        return [
+            lambda o=o, s=s: cute_launch.run_gate_up(
+                o.spec, s.x, o.w13, s.routing, space.hidden, shape=shape, overlap=o.spec.overlap
+            )
+            for o, s in pairs
+        ]
+    return [
+        lambda o=o, s=s: cute_launch.run_down(
+            o.spec,
+            space.hidden,
+            o.w2,
+            s.routing,
+            space.partial,
+            space.counters,
+            s.out,
+            shape=shape,
+            early_trigger=False,
+        )
+        for o, s in pairs
+    ]
+
+
+def sweep(kernel: str, width: int, tokens: int, skew: float, ops, log: Path, where: dict) -> None:
+    """Measure every shape of one kernel in one case, and append the results."""
+    steps = random_steps(tokens, skew, sets=8)
+    space = ops[0].prepare(tokens)
+    space.hidden.normal_()
+    good, expected = {}, None
+    for shape in shapes(kernel, width):
+        try:
+            calls = calls_of(kernel, shape, ops, steps, space)
+            calls[0]()
+            torch.cuda.synchronize()
+            result = (space.hidden if kernel == "gate_up" else steps[0].out).clone()
+        except Exception as error:  # whatever one shape does, the others go on
+            print(f"{kernel} {shape}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            continue
+        expected = result if expected is None else expected
+        if not relative_error(result, expected) < 3e-3:
+            print(f"{kernel} {shape}: result differs, {relative_error(result, expected):.2e}", flush=True)
+            continue
+        good[str(shape)] = calls
+    times = measure(good, min_calls=16, rounds=9)
+    read = (2 * width * 3584 if kernel == "gate_up" else width * 3584) * 17 // 32
+    values = {
+        "kernel": kernel,
+        "width": width,
+        "skew": skew,
+        "tokens": tokens,
+        "experts": round(distinct(steps), 1),
+    }
+    results = [
+        Result("moe_experts", values, f"shape {name}", time, int(distinct(steps) * read), machine=where)
+        for name, time in times.items()
+    ]
+    append(log, results)
+    floor = distinct(steps) * read / 4.3e6
+    ranked = sorted(times.items(), key=lambda item: item[1].median_us)
+    print(values, f"floor {floor:.1f}", *(f"{n} {t.median_us:.2f}" for n, t in ranked), sep="  ", flush=True)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--log", type=Path, default=Path("docs/log/moe_experts_sweep.jsonl"))
+    parser.add_argument("--kernel", choices=["gate_up", "down"], nargs="+", default=["gate_up", "down"])
+    parser.add_argument("--width", type=int, nargs="+", default=[384, 192])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 64, 2, 4, 16, 32])
+    parser.add_argument("--skew", type=float, default=0.0)
+    options = parser.parse_args()
+    where = machine()
+    for width in options.width:
+        spec = replace(MoeExpertsSpec(width=width), overlap=Overlap(settled=True))
+        ops = [MoeExperts(spec, *random_weights(width), provider="cute") for _ in range(2)]
+        for tokens in options.tokens:
+            for kernel in options.kernel:
+                sweep(kernel, width, tokens, options.skew, ops, options.log, where)
+
+
+if __name__ == "__main__":
+    main()
