@@ -29,11 +29,14 @@ LAYERS = 2
 def cases() -> Iterator[Case]:
     """A rank of TP8 (384) and of TP16 (192, vLLM pads it to 256); uniform (skew 0) and Zipf (1) routing."""
     bias = torch.zeros(896, device="cuda")
-    route = MoeRoute(MoeRouteSpec(), bias)
+    route = MoeRoute(MoeRouteSpec(), bias, provider="cute")
     for width in PADDED:
         weights = [random_weights(width) for _ in range(LAYERS)]
         waits, settled = (
-            [MoeExperts(MoeExpertsSpec(width=width, overlap=Overlap(settled=s)), *w) for w in weights]
+            [
+                MoeExperts(MoeExpertsSpec(width=width, overlap=Overlap(settled=s)), *w, provider="cute")
+                for w in weights
+            ]
             for s in (False, True)
         )
         peers = _peers(width, weights)
@@ -52,7 +55,7 @@ def _peers(width, layers):
 def _case(width, skew, tokens, ours, peers, bias):
     route, waits, settled = ours
     steps = random_steps(tokens, skew, sets=8)
-    space, routing = waits[0].prepare(tokens), route.prepare(tokens)
+    space, routing = waits[0].buffers(tokens), route.buffers(tokens)
     both = [(waits[i % LAYERS], settled[i % LAYERS], step) for i, step in enumerate(steps)]
     calls = {
         "k3": [lambda o=o, s=s: o(s.x, route(s.logits, routing), space, s.out) for o, _, s in both],

@@ -31,7 +31,7 @@ def imported_siblings(source: str, op: str) -> set[str]:
 
 
 def test_the_operators_of_k3_are_all_here():
-    expected = {"attn_res", "kda", "latent_moe", "mla", "skinny_gemm"}
+    expected = {"attn_res", "kda", "latent_moe", "mla", "moe_experts", "moe_route", "skinny_gemm"}
     assert expected <= set(OPS)
 
 

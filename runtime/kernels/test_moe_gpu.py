@@ -21,8 +21,8 @@ EXPERTS = 64
 def site(settled=False, experts=EXPERTS):
     weights = random_weights(384, experts)
     spec = MoeExpertsSpec(experts=experts, overlap=Overlap(settled=settled))
-    route = MoeRoute(MoeRouteSpec(experts), torch.zeros(experts, device="cuda"))
-    return weights, route, MoeExperts(spec, *weights)
+    route = MoeRoute(MoeRouteSpec(experts), torch.zeros(experts, device="cuda"), provider="cute")
+    return weights, route, MoeExperts(spec, *weights, provider="cute")
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 64])
@@ -31,8 +31,8 @@ def test_our_error_is_at_most_one_and_a_half_times_stocks(tokens):
         pytest.skip("Humming is not installed")
     weights, route, op = site()
     (step,) = random_steps(tokens, 0.0, 1, EXPERTS)
-    routing = route(step.logits, route.prepare(tokens))
-    out = op(step.x, routing, op.prepare(tokens), step.out)
+    routing = route(step.logits, route.buffers(tokens))
+    out = op(step.x, routing, op.buffers(tokens), step.out)
     stock = HummingExperts(3584, 384, *weights)
     topk = stock_topk(step.logits, route.bias, 16)
     assert torch.equal(topk[1].sort(-1).values.int(), routing.ids.sort(-1).values)
@@ -46,7 +46,7 @@ def test_our_error_is_at_most_one_and_a_half_times_stocks(tokens):
 def test_a_chain_replays_with_the_same_bits(tokens):
     weights, route, op = site()
     (step,) = random_steps(tokens, 0.0, 1, EXPERTS)
-    buffers, space = route.prepare(tokens), op.prepare(tokens)
+    buffers, space = route.buffers(tokens), op.buffers(tokens)
 
     def run():
         op(step.x, route(step.logits, buffers), space, step.out)

@@ -37,7 +37,9 @@ def cases() -> Iterator[Case]:
 def weights_and_op(width):
     """Random weights of a layer, and our operator on them with settled groups."""
     weights = random_weights(width)
-    return weights, MoeExperts(MoeExpertsSpec(width=width, overlap=Overlap(settled=True)), *weights)
+    return weights, MoeExperts(
+        MoeExpertsSpec(width=width, overlap=Overlap(settled=True)), *weights, provider="cute"
+    )
 
 
 def humming_of(width, layers):
@@ -50,7 +52,7 @@ def humming_of(width, layers):
 
 def _case(width, skew, tokens, ops, peers):
     steps = random_steps(tokens, skew, sets=8)
-    space = ops[0].prepare(tokens)
+    space = ops[0].buffers(tokens)
     pairs = [(ops[i % LAYERS], step) for i, step in enumerate(steps)]
     calls = {"k3": [lambda o=o, s=s: o(s.x, s.routing, space, s.out) for o, s in pairs]}
     if peers:

@@ -6,12 +6,15 @@ import torch
 from cutlass import Int32
 
 from runtime.kernels.common.launch.cute_compile import compile_image, compile_kernel, symbol, tensor
-from runtime.kernels.common.launch.device import arch_of, multiprocessors
+from runtime.kernels.common.launch.device import H200, arch_of, multiprocessors
 from runtime.kernels.common.workshop.audit import Limits
 from runtime.kernels.common.workshop.builds import TARGETS, Build
 from runtime.kernels.moe_experts.cute_down import ExpertsDown
 from runtime.kernels.moe_experts.cute_gate_up import ExpertsGateUp
-from runtime.kernels.moe_experts.table import OTHER, TABLE
+from runtime.kernels.moe_experts.shapes import Down, GateUp
+from runtime.kernels.moe_experts.table import OTHER, TABLES
+
+LATENT, SLOTS = 3584, 16  # of the builds
 
 
 def _weight(rows, columns):
@@ -57,34 +60,47 @@ def down_operands(latent: int, width: int, slots: int):
     )
 
 
+def gate_up_kernel(latent, width, slots, shape: GateUp, settled=False, early_trigger=False, *betas):
+    """The first kernel with a launch shape."""
+    numbers = (shape.warps, shape.cluster, shape.resident, shape.depth)
+    return ExpertsGateUp(latent, width, slots, *numbers, settled, early_trigger, *betas)
+
+
+def down_kernel(latent, width, slots, shape: Down, early_trigger=False):
+    """The second kernel with a launch shape."""
+    return ExpertsDown(
+        latent, width, slots, shape.warps, shape.shares, shape.resident, shape.depth, early_trigger
+    )
+
+
 @cache
-def gate_up(latent, width, slots, shape, settled, early_trigger, beta, linear_beta, arch):
+def compiled_gate_up(spec, shape: GateUp, arch):
     """The compiled first kernel of one call site and launch shape."""
-    kernel = ExpertsGateUp(latent, width, slots, *shape, settled, early_trigger, beta, linear_beta)
-    return compile_kernel(kernel, *gate_up_operands(latent, width), arch=arch)
+    promises = (spec.overlap.settled, spec.overlap.early_trigger)
+    site = (spec.latent, spec.width, spec.top_k)
+    kernel = gate_up_kernel(*site, shape, *promises, spec.beta, spec.linear_beta)
+    return compile_kernel(kernel, *gate_up_operands(spec.latent, spec.width), arch=arch)
 
 
 @cache
-def down(latent, width, slots, shape, early_trigger, arch):
+def compiled_down(spec, shape: Down, arch):
     """The compiled second kernel of one call site and launch shape."""
-    kernel = ExpertsDown(latent, width, slots, *shape, early_trigger)
-    return compile_kernel(kernel, *down_operands(latent, width, slots), arch=arch)
+    site = (spec.latent, spec.width, spec.top_k)
+    kernel = down_kernel(*site, shape, spec.overlap.early_trigger)
+    return compile_kernel(kernel, *down_operands(*site), arch=arch)
 
 
-def run_gate_up(spec, x, weights, routing, hidden, *, shape, overlap) -> None:
+def run_gate_up(spec, x, weights, routing, hidden, shape: GateUp) -> None:
     """Launch on PyTorch's current stream; weights: (weight, scales as int32 words)."""
-    arch, sms = arch_of(x.device), multiprocessors(x.device.index)
-    _, cluster, resident, _ = shape
     units = x.shape[0] * spec.top_k * (spec.width // 64)  # at most
-    lanes = max(1, min(resident * sms // cluster, units))
-    site = (spec.latent, spec.width, spec.top_k, shape)
-    kernel = gate_up(*site, overlap.settled, overlap.early_trigger, spec.beta, spec.linear_beta, arch)
+    lanes = max(1, min(shape.resident * multiprocessors(x.device.index) // shape.cluster, units))
+    kernel = compiled_gate_up(spec, shape, arch_of(x.device))
     kernel(x, *weights, routing.experts, routing.rows, routing.count, hidden, lanes)
 
 
-def run_down(spec, hidden, weights, routing, partial, counters, out, *, shape, early_trigger) -> None:
+def run_down(spec, hidden, weights, routing, partial, counters, out, shape: Down) -> None:
     """Launch on PyTorch's current stream, right after `run_gate_up`."""
-    kernel = down(spec.latent, spec.width, spec.top_k, shape, early_trigger, arch_of(out.device))
+    kernel = compiled_down(spec, shape, arch_of(out.device))
     groups = (routing.experts, routing.rows, routing.count)
     sums = (routing.ids, routing.weights, partial, counters, out)
     kernel(hidden, *weights, *groups, *sums, routing.first, routing.local)
@@ -119,17 +135,18 @@ DOWN_ROLES = (
 
 def builds() -> list[Build]:
     """The launch shapes that CI compiles and audits: for Hopper all of the table, else a selection."""
-    found = []
-    for width in TABLE:
-        for launch in TABLE[width]:
-            everywhere = TARGETS if launch is TABLE[384][0] else TARGETS[:1]
-            site = (3584, width, 16)
+    found, table = [], TABLES[H200]
+    for width, launches in table.items():
+        for shape in dict.fromkeys(launch.gate_up for launch in launches):
+            targets = TARGETS if shape is table[384][0].gate_up else TARGETS[:1]
             for settled in (False, True):
-                found.append(_gate_up_build(ExpertsGateUp(*site, *launch.gate_up, settled), everywhere))
-            found.append(_down_build(ExpertsDown(*site, *launch.down), everywhere))
-    site = (3584, 3072, 16)  # an expert-parallel rank
-    found.append(_gate_up_build(ExpertsGateUp(*site, *OTHER[0].gate_up), TARGETS[:1]))
-    found.append(_down_build(ExpertsDown(*site, *OTHER[0].down), TARGETS[:1]))
+                found.append(_gate_up_build(gate_up_kernel(LATENT, width, SLOTS, shape, settled), targets))
+        for shape in dict.fromkeys(launch.down for launch in launches):
+            targets = TARGETS if shape is table[384][0].down else TARGETS[:1]
+            found.append(_down_build(down_kernel(LATENT, width, SLOTS, shape), targets))
+    full = 3072  # of an expert-parallel rank
+    found.append(_gate_up_build(gate_up_kernel(LATENT, full, SLOTS, OTHER[0].gate_up), TARGETS[:1]))
+    found.append(_down_build(down_kernel(LATENT, full, SLOTS, OTHER[0].down), TARGETS[:1]))
     return found
 
 

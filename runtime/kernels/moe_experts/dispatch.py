@@ -1,17 +1,18 @@
 """Bind the routed experts to a call site: choose an implementation once, then call it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from runtime.kernels.common.launch.arguments import require
-from runtime.kernels.common.launch.device import arch_of, supports_pdl
-from runtime.kernels.common.launch.dispatch import AUTO, Choice, cute_or_triton, record
+from runtime.kernels.common.launch.device import Device, device_of, supports_pdl
+from runtime.kernels.common.launch.dispatch import AUTO, Choice, cute_or_triton, record, table_of
 from runtime.kernels.common.launch.routing import Routing
 from runtime.kernels.moe_experts.layout import pack_humming
 from runtime.kernels.moe_experts.spec import MoeExpertsSpec, check, check_scales, check_weights, unsupported
-from runtime.kernels.moe_experts.table import Launch, launch_of
+from runtime.kernels.moe_experts.table import MEASURED_ON, TABLES, Launch, launch_of
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,15 @@ class Workspace:
     counters: Tensor
 
 
-def choose_moe_experts(spec: MoeExpertsSpec, scale_reasons, arch: str, requested: str = AUTO) -> Choice:
-    """Choose among "cute" (the streaming kernels) and "triton" (the fallback)."""
-    return cute_or_triton("moe_experts", [*unsupported(spec, arch), *scale_reasons], arch, requested)
+def choose_moe_experts(
+    spec: MoeExpertsSpec, scale_reasons: Sequence[str], device: Device, requested: str = AUTO
+) -> Choice:
+    """Choose among "cute" (the streaming kernels) and "triton" (the fallback).
+
+    scale_reasons: see `spec.check_scales`.
+    """
+    reasons = [*unsupported(spec, device.arch), *scale_reasons]
+    return cute_or_triton("moe_experts", reasons, device, MEASURED_ON, requested)
 
 
 class MoeExperts:
@@ -51,9 +58,9 @@ class MoeExperts:
     ) -> None:
         check_weights(spec, w13, w13_scale, w2, w2_scale)
         self.spec = spec
-        self.choice = choose_moe_experts(
-            spec, check_scales(w13_scale, w2_scale), arch_of(w13.device), provider
-        )
+        self._device = device_of(w13.device)
+        reasons = check_scales(w13_scale, w2_scale)
+        self.choice = choose_moe_experts(spec, reasons, self._device, provider)
         self.w13 = (w13, w13_scale.view(torch.int32))
         self.w2 = (w2, w2_scale.view(torch.int32))
 
@@ -65,7 +72,21 @@ class MoeExperts:
         """
         return cls(spec, *pack_humming(*w13), *pack_humming(*w2), provider=provider)
 
-    def prepare(self, max_tokens: int) -> Workspace:
+    def launch(self, tokens: int) -> Launch:
+        """How the streaming kernels are launched for a number of tokens."""
+        return launch_of(table_of(TABLES, self._device), self.spec.width, tokens)
+
+    def prepare(self, max_rows: int) -> None:
+        """Compile every launch that calls with 1 … `max_rows` tokens make, so that none compiles during a capture."""
+        if self.choice.variant != "cute":
+            return
+        from runtime.kernels.moe_experts import cute_launch
+
+        for launch in {self.launch(tokens) for tokens in range(1, max_rows + 1)}:
+            cute_launch.compiled_gate_up(self.spec, launch.gate_up, self._device.arch)
+            cute_launch.compiled_down(self.spec, launch.down, self._device.arch)
+
+    def buffers(self, max_tokens: int) -> Workspace:
         """Buffers for at most `max_tokens` tokens, to be given to every call."""
         spec, device, pairs = self.spec, self.w13[0].device, max_tokens * self.spec.top_k
         return Workspace(
@@ -94,24 +115,13 @@ class MoeExperts:
         if self.choice.variant == "triton":
             from runtime.kernels.moe_experts import triton_kernel
 
-            pdl = supports_pdl(arch_of(x.device))
+            pdl = supports_pdl(self._device.arch)
             triton_kernel.run(spec, x, self.w13, self.w2, routing, workspace, out, pdl=pdl)
             return out
         from runtime.kernels.moe_experts import cute_launch
 
-        launch = launch or launch_of(spec.width, tokens)
-        cute_launch.run_gate_up(
-            spec, x, self.w13, routing, workspace.hidden, shape=launch.gate_up, overlap=spec.overlap
-        )
-        cute_launch.run_down(
-            spec,
-            workspace.hidden,
-            self.w2,
-            routing,
-            workspace.partial,
-            workspace.counters,
-            out,
-            shape=launch.down,
-            early_trigger=spec.overlap.early_trigger,
-        )
+        launch = launch or self.launch(tokens)
+        hidden, partial, counters = workspace.hidden, workspace.partial, workspace.counters
+        cute_launch.run_gate_up(spec, x, self.w13, routing, hidden, launch.gate_up)
+        cute_launch.run_down(spec, hidden, self.w2, routing, partial, counters, out, launch.down)
         return out

@@ -17,45 +17,46 @@ from runtime.kernels.common.workshop.expert_sets import distinct, random_steps, 
 from runtime.kernels.common.workshop.testing import relative_error
 from runtime.kernels.moe_experts import cute_launch
 from runtime.kernels.moe_experts.dispatch import MoeExperts
+from runtime.kernels.moe_experts.shapes import Down, GateUp
 from runtime.kernels.moe_experts.spec import MoeExpertsSpec
 
 GATE_UP = [
-    (8, 1, 2, 2),
-    (4, 4, 3, 3),
-    (4, 4, 4, 2),
-    (7, 1, 2, 4),
-    (4, 1, 4, 2),
-    (4, 1, 3, 4),
-    (4, 2, 4, 2),
-    (8, 2, 2, 2),
-    (7, 2, 2, 2),
-    (7, 4, 2, 2),
-    (7, 4, 2, 4),
-    (14, 1, 1, 4),
-    (14, 2, 1, 4),
-    (16, 1, 1, 2),
-    (7, 1, 2, 2),
+    GateUp(8, 1, 2, 2),
+    GateUp(4, 4, 3, 3),
+    GateUp(4, 4, 4, 2),
+    GateUp(7, 1, 2, 4),
+    GateUp(4, 1, 4, 2),
+    GateUp(4, 1, 3, 4),
+    GateUp(4, 2, 4, 2),
+    GateUp(8, 2, 2, 2),
+    GateUp(7, 2, 2, 2),
+    GateUp(7, 4, 2, 2),
+    GateUp(7, 4, 2, 4),
+    GateUp(14, 1, 1, 4),
+    GateUp(14, 2, 1, 4),
+    GateUp(16, 1, 1, 2),
+    GateUp(7, 1, 2, 2),
 ]
 DOWN = [
-    (4, 7, 3, 4),
-    (4, 4, 3, 4),
-    (4, 9, 4, 3),
-    (4, 9, 4, 4),
-    (8, 4, 2, 4),
-    (8, 2, 1, 6),
-    (4, 4, 2, 6),
-    (16, 2, 1, 3),
-    (2, 14, 7, 3),
-    (2, 8, 4, 6),
-    (8, 4, 2, 2),
+    Down(4, 7, 3, 4),
+    Down(4, 4, 3, 4),
+    Down(4, 9, 4, 3),
+    Down(4, 9, 4, 4),
+    Down(8, 4, 2, 4),
+    Down(8, 2, 1, 6),
+    Down(4, 4, 2, 6),
+    Down(16, 2, 1, 3),
+    Down(2, 14, 7, 3),
+    Down(2, 8, 4, 6),
+    Down(8, 4, 2, 2),
 ]
 
 
-def shapes(kernel: str, width: int) -> Iterator[tuple[int, int, int, int]]:
+def shapes(kernel: str, width: int) -> Iterator[GateUp | Down]:
     """Candidates of a kernel whose depth a job of this width allows."""
     for shape in GATE_UP if kernel == "gate_up" else DOWN:
-        steps = 112 // (shape[0] * shape[1]) if kernel == "gate_up" else width // 32
-        if shape[3] <= steps:
+        steps = 112 // (shape.warps * shape.cluster) if kernel == "gate_up" else width // 32
+        if shape.depth <= steps:
             yield shape
 
 
@@ -63,32 +64,18 @@ def calls_of(kernel, shape, ops, steps, space):
     """One call per step with a launch shape."""
     pairs = [(ops[i % len(ops)], step) for i, step in enumerate(steps)]
     if kernel == "gate_up":
-        return [
-            lambda o=o, s=s: cute_launch.run_gate_up(
-                o.spec, s.x, o.w13, s.routing, space.hidden, shape=shape, overlap=o.spec.overlap
-            )
-            for o, s in pairs
-        ]
+        run = cute_launch.run_gate_up
+        return [lambda o=o, s=s: run(o.spec, s.x, o.w13, s.routing, space.hidden, shape) for o, s in pairs]
+    run, scratch = cute_launch.run_down, (space.partial, space.counters)
     return [
-        lambda o=o, s=s: cute_launch.run_down(
-            o.spec,
-            space.hidden,
-            o.w2,
-            s.routing,
-            space.partial,
-            space.counters,
-            s.out,
-            shape=shape,
-            early_trigger=False,
-        )
-        for o, s in pairs
+        lambda o=o, s=s: run(o.spec, space.hidden, o.w2, s.routing, *scratch, s.out, shape) for o, s in pairs
     ]
 
 
 def sweep(kernel: str, width: int, tokens: int, skew: float, ops, log: Path, where: dict) -> None:
     """Measure every shape of one kernel in one case, and append the results."""
     steps = random_steps(tokens, skew, sets=8)
-    space = ops[0].prepare(tokens)
+    space = ops[0].buffers(tokens)
     space.hidden.normal_()
     good, expected = {}, None
     for shape in shapes(kernel, width):

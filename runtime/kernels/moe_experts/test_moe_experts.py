@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from runtime.kernels.common.launch.device import H200
 from runtime.kernels.common.launch.routing import group_pairs
 from runtime.kernels.common.maths.activations import situ
 from runtime.kernels.common.maths.mxfp4 import decode_mxfp4, encode_mxfp4
@@ -14,7 +15,7 @@ from runtime.kernels.moe_experts.spec import (
     check_weights,
     unsupported,
 )
-from runtime.kernels.moe_experts.table import OTHER, TABLE, launch_of
+from runtime.kernels.moe_experts.table import OTHER, TABLES, launch_of
 
 T, K, I, E, SLOTS = 5, 64, 64, 6, 3
 
@@ -203,15 +204,14 @@ def test_vllms_padded_copy_is_refused_at_the_native_width():
         check_weights(MoeExpertsSpec(latent=256, width=192, experts=1), *padded)
 
 
-@pytest.mark.parametrize("width", [*TABLE, 3072])
+@pytest.mark.parametrize("width", [*TABLES[H200], 3072])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8, 17, 64, 1000])
 def test_every_launch_divides_its_columns(width, tokens):
-    launch = launch_of(width, tokens)
-    assert launch in TABLE.get(width, OTHER)
-    warps, cluster, _, depth = launch.gate_up
-    steps = 3584 // 32 / (warps * cluster)
-    assert steps == int(steps) and depth <= steps
-    assert launch.down[3] <= width // 32
+    launch = launch_of(TABLES[H200], width, tokens)
+    assert launch in TABLES[H200].get(width, OTHER)
+    steps = 3584 / 32 / (launch.gate_up.warps * launch.gate_up.cluster)
+    assert steps == int(steps) and launch.gate_up.depth <= steps
+    assert launch.down.depth <= width // 32
 
 
 def test_groups_of_choices_cover_every_pair():

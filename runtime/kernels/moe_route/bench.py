@@ -15,10 +15,10 @@ ALIGN = "vllm.model_executor.layers.fused_moe.moe_align_block_size"
 def cases() -> Iterator[Case]:
     """896 experts, top 16; "vllm" is its top-k and its alignment to blocks of 8."""
     bias = torch.zeros(896, device="cuda")
-    op = MoeRoute(MoeRouteSpec(), bias)
+    op = MoeRoute(MoeRouteSpec(), bias, provider="cute")
     for tokens in (1, 2, 4, 8, 16, 32, 64):
         logits = [torch.randn(tokens, 896, device="cuda") for _ in range(8)]
-        routing = op.prepare(tokens)
+        routing = op.buffers(tokens)
         calls = {"k3": [lambda x=x, r=routing: op(x, r) for x in logits]}
         if humming_installed():
             calls["vllm top-k"] = [lambda x=x: stock_topk(x, bias, 16) for x in logits]

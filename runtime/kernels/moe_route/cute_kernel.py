@@ -38,7 +38,7 @@ GROUP_TOKENS = 8
 NOBODY = 0xFFFFFFFF  # larger than any expert
 
 
-class MoeRoute:
+class MoeRouteCluster:
     """One launch; the constructor's arguments are compile-time.
 
     experts: E, at most 1024. top_k: at most 32. cluster: CTAs, each with eight tokens. masked: whether `padding` is

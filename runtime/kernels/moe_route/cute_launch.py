@@ -8,7 +8,7 @@ from cutlass import Int32
 from runtime.kernels.common.launch.cute_compile import compile_image, compile_kernel, symbol, tensor
 from runtime.kernels.common.launch.device import arch_of
 from runtime.kernels.common.workshop.builds import Build
-from runtime.kernels.moe_route.cute_kernel import CTA_TOKENS, GROUP_TOKENS, MoeRoute
+from runtime.kernels.moe_route.cute_kernel import CTA_TOKENS, GROUP_TOKENS, MoeRouteCluster
 
 
 def operands(experts: int, top_k: int):
@@ -36,21 +36,19 @@ def cluster_of(tokens: int) -> int:
 @cache
 def compiled(experts, top_k, cluster, masked, renormalize, scaling, early_trigger, arch):
     """The compiled kernel of one call site and cluster size."""
-    kernel = MoeRoute(experts, top_k, cluster, masked, renormalize, scaling, early_trigger)
+    kernel = MoeRouteCluster(experts, top_k, cluster, masked, renormalize, scaling, early_trigger)
     return compile_kernel(kernel, *operands(experts, top_k), arch=arch)
+
+
+def prepare(spec, tokens, masked, arch):
+    """Compile the launch of one call site for a number of tokens, if it is not compiled yet, and return it."""
+    site = (spec.experts, spec.top_k, cluster_of(tokens), masked, spec.renormalize, spec.scaling)
+    return compiled(*site, spec.overlap.early_trigger, arch)
 
 
 def run(spec, logits, bias, mask, routing) -> None:
     """Launch on PyTorch's current stream; mask: [T] uint8 or None."""
-    site = (
-        spec.experts,
-        spec.top_k,
-        cluster_of(logits.shape[0]),
-        mask is not None,
-        spec.renormalize,
-        spec.scaling,
-    )
-    kernel = compiled(*site, spec.overlap.early_trigger, arch_of(logits.device))
+    kernel = prepare(spec, logits.shape[0], mask is not None, arch_of(logits.device))
     unused = routing.count.view(torch.uint8)
     groups = (routing.experts, routing.rows, routing.count)
     choices = (routing.weights, routing.ids)
@@ -69,10 +67,10 @@ ROLES = (
 
 def builds() -> list[Build]:
     """The call sites that CI compiles and audits."""
-    return [_build(MoeRoute(896, 16, cluster, masked)) for cluster, masked in ((1, False), (8, True))]
+    return [_build(MoeRouteCluster(896, 16, cluster, masked)) for cluster, masked in ((1, False), (8, True))]
 
 
-def _build(kernel: MoeRoute) -> Build:
+def _build(kernel: MoeRouteCluster) -> Build:
     return Build(
         f"moe_route cluster={kernel.cluster} masked={kernel.masked}",
         type(kernel).__name__,

@@ -3,18 +3,20 @@
 import torch
 from torch import Tensor
 
-from runtime.kernels.common.launch.device import arch_of, supports_pdl
+from runtime.kernels.common.launch.device import Device, device_of, supports_pdl
 from runtime.kernels.common.launch.dispatch import AUTO, Choice, cute_or_triton, record
 from runtime.kernels.common.launch.routing import Routing, empty_routing
 from runtime.kernels.moe_route.spec import MAX_TOKENS, MoeRouteSpec, check, check_bias, unsupported
 
+MEASURED_ON: frozenset[str] = frozenset()
 
-def choose_moe_route(spec: MoeRouteSpec, tokens: int, arch: str, requested: str = AUTO) -> Choice:
+
+def choose_moe_route(spec: MoeRouteSpec, tokens: int, device: Device, requested: str = AUTO) -> Choice:
     """Choose among "cute" (one launch) and "triton" (the fallback, two launches) for `tokens` tokens."""
-    reasons = unsupported(spec, arch)
+    reasons = unsupported(spec, device.arch)
     if tokens > MAX_TOKENS:
         reasons.append(f"{tokens} tokens, at most {MAX_TOKENS} in one launch")
-    return cute_or_triton("moe_route", reasons, arch, requested)
+    return cute_or_triton("moe_route", reasons, device, MEASURED_ON, requested)
 
 
 class MoeRoute:
@@ -27,16 +29,25 @@ class MoeRoute:
     def __init__(self, spec: MoeRouteSpec, correction_bias: Tensor, *, provider: str = AUTO) -> None:
         check_bias(spec, correction_bias)
         self.spec, self.bias, self._provider = spec, correction_bias, provider
-        self._arch = arch_of(correction_bias.device)
-        self._choices = {1: choose_moe_route(spec, 1, self._arch, provider)}
+        self._device = device_of(correction_bias.device)
+        self._choices = {1: choose_moe_route(spec, 1, self._device, provider)}
 
     def choice(self, tokens: int) -> Choice:
         """What a call with `tokens` tokens runs, and why; ValueError if an explicit provider cannot run it."""
         if tokens not in self._choices:
-            self._choices[tokens] = choose_moe_route(self.spec, tokens, self._arch, self._provider)
+            self._choices[tokens] = choose_moe_route(self.spec, tokens, self._device, self._provider)
         return self._choices[tokens]
 
-    def prepare(self, max_tokens: int) -> Routing:
+    def prepare(self, max_rows: int) -> None:
+        """Compile every launch that calls with 1 … `max_rows` tokens make, so that none compiles during a capture."""
+        for tokens in range(1, max_rows + 1):
+            if self.choice(tokens).variant == "cute":
+                from runtime.kernels.moe_route import cute_launch
+
+                for masked in (False, True):
+                    cute_launch.prepare(self.spec, tokens, masked, self._device.arch)
+
+    def buffers(self, max_tokens: int) -> Routing:
         """Buffers for at most `max_tokens` tokens, to be given to every call; layers of a step may share them."""
         device, spec = self.bias.device, self.spec
         return empty_routing(max_tokens, spec.top_k, device, first=spec.first, local=spec.held)
@@ -62,5 +73,5 @@ class MoeRoute:
         else:
             from runtime.kernels.moe_route import triton_kernel
 
-            triton_kernel.run(spec, logits, self.bias, mask, routing, pdl=supports_pdl(self._arch))
+            triton_kernel.run(spec, logits, self.bias, mask, routing, pdl=supports_pdl(self._device.arch))
         return routing

@@ -28,7 +28,7 @@ class Step:
         self.spec = MoeRouteSpec(experts, top_k, **site)
         with strict():
             self.op = MoeRoute(self.spec, self.bias, provider=provider)
-        self.routing = self.op.prepare(max(tokens, 1))
+        self.routing = self.op.buffers(max(tokens, 1))
         self.forget()
 
     def forget(self):
@@ -163,7 +163,7 @@ def test_replays_under_jitter_give_the_same_bits(tokens, early):
             {"padding": lambda s: torch.zeros(1, dtype=torch.bool, device="cuda")},
             "padding must be of shape 2",
         ),
-        ({"routing": lambda s: s.op.prepare(1)}, "hold 1 tokens"),
+        ({"routing": lambda s: s.op.buffers(1)}, "hold 1 tokens"),
     ],
     ids=["dtype", "experts", "padding", "buffers"],
 )

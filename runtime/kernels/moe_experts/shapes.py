@@ -1,0 +1,27 @@
+"""Launch shapes of the routed experts' kernels."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GateUp:
+    """Of the first kernel.
+
+    warps: per CTA. cluster: CTAs that share a unit of work, 1, 2 or 4. resident: CTAs that share a multiprocessor.
+    depth: steps of 32 columns that a warp's loads are ahead.
+    """
+
+    warps: int
+    cluster: int
+    resident: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class Down:
+    """Of the second kernel. shares: CTAs that take turns at 64 rows of the latent; the rest as for `GateUp`."""
+
+    warps: int
+    shares: int
+    resident: int
+    depth: int
