@@ -274,7 +274,7 @@ def _capturing() -> bool:
     return bool(torch.cuda.is_current_stream_capturing())
 
 
-def _v1_graphs() -> type:
+def _v1_graphs() -> Any:
     """The owner of the V1 runner's graphs: its wrappers share one set of descriptors."""
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
 

@@ -33,7 +33,7 @@ _HELP = {
 
 def families(pages: Iterable[dict[str, Any]]) -> Iterable[Metric]:
     """Prometheus families of witness pages."""
-    found: dict[str, Metric] = {}
+    found: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
     for name, labels, value in witness.prometheus_samples(pages):
         if name not in found:
             kind = GaugeMetricFamily if name.endswith("_info") else CounterMetricFamily

@@ -8,7 +8,7 @@ from runtime.kernels.attn_res.cute_kernel import AttnResCluster
 from runtime.kernels.common.launch.cute_compile import compile_image, compile_kernel, symbol, tensor
 from runtime.kernels.common.launch.device import arch_of
 from runtime.kernels.common.launch.overlap import Overlap
-from runtime.kernels.common.workshop.audit import Limits
+from runtime.kernels.common.workshop.audit import Limits, Role
 from runtime.kernels.common.workshop.builds import Build
 
 
@@ -76,7 +76,17 @@ def run(
     )
 
 
-ROLES = ("state", "activation", "state", "weight", "weight", "weight", "output", "scalar", "scalar")
+ROLES: tuple[Role, ...] = (
+    "state",
+    "activation",
+    "state",
+    "weight",
+    "weight",
+    "weight",
+    "output",
+    "scalar",
+    "scalar",
+)
 
 
 def builds() -> list[Build]:

@@ -8,7 +8,7 @@ import torch
 from runtime.kernels.common.launch.cute_compile import compile_image, compile_kernel, symbol, tensor
 from runtime.kernels.common.launch.device import arch_of
 from runtime.kernels.common.launch.overlap import Overlap
-from runtime.kernels.common.workshop.audit import Limits
+from runtime.kernels.common.workshop.audit import Limits, Role
 from runtime.kernels.common.workshop.builds import Build
 from runtime.kernels.kda.cute_kernel import HEAD, TAPS, THREADS, KdaDecodeKernel
 from runtime.kernels.kda.cute_stream import KdaStreamKernel
@@ -62,7 +62,7 @@ def run(projected, weights, conv_state, state, slots, accepted, out, *, lower_bo
     kernel(projected, *weights, conv_state, state, slots, accepted, out, lower_bound, eps)
 
 
-ROLES = (
+ROLES: tuple[Role, ...] = (
     "activation",  # projected
     "weight",  # f_b
     "weight",  # conv_weight

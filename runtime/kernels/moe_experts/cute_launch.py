@@ -7,7 +7,7 @@ from cutlass import Int32
 
 from runtime.kernels.common.launch.cute_compile import compile_image, compile_kernel, symbol, tensor
 from runtime.kernels.common.launch.device import H200, arch_of, multiprocessors
-from runtime.kernels.common.workshop.audit import Limits
+from runtime.kernels.common.workshop.audit import Limits, Role
 from runtime.kernels.common.workshop.builds import TARGETS, Build
 from runtime.kernels.moe_experts.cute_down import ExpertsDown
 from runtime.kernels.moe_experts.cute_gate_up import ExpertsGateUp
@@ -106,7 +106,7 @@ def run_down(spec, hidden, weights, routing, partial, counters, out, shape: Down
     kernel(hidden, *weights, *groups, *sums, routing.first, routing.local)
 
 
-GATE_UP_ROLES = (
+GATE_UP_ROLES: tuple[Role, ...] = (
     "activation",  # x
     "weight",
     "weight",  # scales
@@ -116,7 +116,7 @@ GATE_UP_ROLES = (
     "output",  # hidden
     "scalar",  # lanes
 )
-DOWN_ROLES = (
+DOWN_ROLES: tuple[Role, ...] = (
     "activation",  # hidden
     "weight",
     "weight",  # scales
@@ -141,9 +141,9 @@ def builds() -> list[Build]:
             targets = TARGETS if shape is table[384][0].gate_up else TARGETS[:1]
             for settled in (False, True):
                 found.append(_gate_up_build(gate_up_kernel(LATENT, width, SLOTS, shape, settled), targets))
-        for shape in dict.fromkeys(launch.down for launch in launches):
-            targets = TARGETS if shape is table[384][0].down else TARGETS[:1]
-            found.append(_down_build(down_kernel(LATENT, width, SLOTS, shape), targets))
+        for down in dict.fromkeys(launch.down for launch in launches):
+            targets = TARGETS if down is table[384][0].down else TARGETS[:1]
+            found.append(_down_build(down_kernel(LATENT, width, SLOTS, down), targets))
     full = 3072  # of an expert-parallel rank
     found.append(_gate_up_build(gate_up_kernel(LATENT, full, SLOTS, OTHER[0].gate_up), TARGETS[:1]))
     found.append(_down_build(down_kernel(LATENT, full, SLOTS, OTHER[0].down), TARGETS[:1]))

@@ -36,7 +36,8 @@ def moe_experts(
         up_down = decode_mxfp4(w13[0][expert], w13[1][expert]), decode_mxfp4(w2[0][expert], w2[1][expert])
         token, slot = torch.where(held & (local == expert))
         gate_up = (x[token].to(dtype) @ up_down[0].to(dtype).T).to(x.dtype)
-        hidden = situ(*gate_up.chunk(2, dim=-1), beta, linear_beta)
+        gate, up = gate_up.chunk(2, dim=-1)
+        hidden = situ(gate, up, beta, linear_beta)
         rows[token, slot] = (hidden.to(dtype) @ up_down[1].to(dtype).T).to(x.dtype).to(dtype)
     total = torch.zeros(tokens, x.shape[1], dtype=dtype, device=x.device)
     for slot in range(top_k):

@@ -19,7 +19,7 @@ class Launch:
 
 
 # Not measured yet: by rule. Few tokens need a cluster to spread 16 experts over all multiprocessors.
-TABLES = {
+TABLES: dict[str, dict[int, tuple[Launch, ...]]] = {
     H200: {
         384: (  # a rank of TP8
             Launch(2, GateUp(4, 4, 3, 3), Down(4, 4, 3, 4)),

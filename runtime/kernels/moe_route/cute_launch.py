@@ -7,6 +7,7 @@ from cutlass import Int32
 
 from runtime.kernels.common.launch.cute_compile import compile_image, compile_kernel, symbol, tensor
 from runtime.kernels.common.launch.device import arch_of
+from runtime.kernels.common.workshop.audit import Role
 from runtime.kernels.common.workshop.builds import Build
 from runtime.kernels.moe_route.cute_kernel import CTA_TOKENS, GROUP_TOKENS, MoeRouteCluster
 
@@ -55,7 +56,7 @@ def run(spec, logits, bias, mask, routing) -> None:
     kernel(logits, bias, unused if mask is None else mask, *choices, *groups, routing.first, routing.local)
 
 
-ROLES = (
+ROLES: tuple[Role, ...] = (
     "activation",  # logits
     "weight",  # bias
     "activation",  # padding

@@ -6,7 +6,7 @@ import torch
 
 from runtime.kernels.common.launch.cute_compile import compile_image, compile_kernel, symbol, tensor
 from runtime.kernels.common.launch.device import H200, arch_of
-from runtime.kernels.common.workshop.audit import Limits
+from runtime.kernels.common.workshop.audit import Limits, Role
 from runtime.kernels.common.workshop.builds import TARGETS, Build
 from runtime.kernels.skinny_gemm.cute_kernel import SkinnyGemmKernel
 from runtime.kernels.skinny_gemm.plans import Bucket, Plan
@@ -39,7 +39,12 @@ def prepare(k: int, plan: Plan, bucket: Bucket, epilogue: str, arch: str):
     return compiled(k, *shape, epilogue, arch)
 
 
-ROLES = ("weight", "scalar", "activation", "output")  # the weight's tensor map and its layout come first
+ROLES: tuple[Role, ...] = (
+    "weight",
+    "scalar",
+    "activation",
+    "output",
+)  # the weight's tensor map and its layout come first
 
 
 def builds() -> list[Build]:

@@ -44,7 +44,7 @@ def choose_skinny_gemm(spec: SkinnyGemmSpec, rows: int, device: Device, requeste
 
 def _slow(spec: SkinnyGemmSpec, bucket: Bucket) -> str:
     """Why automatic choice does not take a runnable kernel, or ""."""
-    if bucket.us is None:
+    if bucket.us is None or bucket.cublas_us is None:
         return f"{spec.n} x {spec.k} with {bucket.rows} rows was not measured"
     # For "situ" cuBLAS's time is without the activation, which is a kernel of its own.
     if bucket.us > bucket.cublas_us * (1.0 if spec.epilogue == "situ" else MARGIN):
@@ -78,9 +78,15 @@ class SkinnyGemm:
             return
         from runtime.kernels.skinny_gemm import cute_launch
 
-        plan = plan_of(self.spec, self._device)
-        for bucket in {plan.bucket(rows) for rows in taken}:
+        for plan, bucket in {self._shape(rows) for rows in taken}:
             cute_launch.prepare(self.spec.k, plan, bucket, self.spec.epilogue, self._device.arch)
+
+    def _shape(self, rows: int) -> tuple[Plan, Bucket]:
+        """The launch shape of a call that "cute" was chosen for."""
+        plan = plan_of(self.spec, self._device)
+        bucket = plan.bucket(rows) if plan else None
+        assert plan is not None and bucket is not None
+        return plan, bucket
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """Write the product of x [M, k] to `out` [M, columns] and return it."""
@@ -93,8 +99,7 @@ class SkinnyGemm:
             return self._cublas(x, out)
         from runtime.kernels.skinny_gemm import cute_launch
 
-        plan = plan_of(self.spec, self._device)
-        bucket = plan.bucket(x.shape[0])
+        plan, bucket = self._shape(x.shape[0])
         cute_launch.run(x, self.weight, out, plan=plan, bucket=bucket, epilogue=self.spec.epilogue)
         return out
 

@@ -39,7 +39,8 @@ def check_tensor(
         require(tensor.device == device, name, f"on {device}", tensor.device)
     first = tensor.ndim - 1 if contiguous_from is None else contiguous_from
     inner, outer = tensor.stride()[first:], tensor.stride()[:first]
-    expected, step = [], 1
+    expected: list[int] = []
+    step = 1
     for size in reversed(tensor.shape[first:]):
         expected.insert(0, step)
         step *= size

@@ -33,7 +33,7 @@ def kernels(texts: Iterable[str]) -> set[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and any(_decorated(n, "cute.kernel") for n in node.body):
                 classes.add(node.name)
-            elif _decorated(node, "triton.jit"):
+            elif isinstance(node, ast.FunctionDef) and _decorated(node, "triton.jit"):
                 jitted.add(node.name)
                 calls = (n.func for n in ast.walk(node) if isinstance(n, ast.Call))
                 parts |= {function.id for function in calls if isinstance(function, ast.Name)}

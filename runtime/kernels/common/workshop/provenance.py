@@ -9,6 +9,7 @@ respectively on any, path.
 import heapq
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from runtime.kernels.common.workshop.sass import Instruction, Kernel
 
@@ -137,7 +138,7 @@ def _value(kernel, instruction, known):
 
 def _liveness(kernel, following):
     """Bit masks of the registers that may still be read after each instruction: stale values are not carried on."""
-    bits = {}
+    bits: dict[str, int] = {}
 
     def mask(names):
         total = 0
@@ -164,7 +165,7 @@ def _liveness(kernel, following):
 
 def _propagate(kernel, following, live):
     """State before each instruction: (register -> origins, wait done on every path), or None if unreachable."""
-    states = [None] * len(kernel.code)
+    states: list[Any] = [None] * len(kernel.code)
     if not states:
         return states
     states[0] = ({}, False)

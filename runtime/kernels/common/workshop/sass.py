@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 _INSTRUCTION = re.compile(r"\s+/\*(\w{4,})\*/\s+(?:@(!?U?PT?\d*)\s+)?(\S+?)(?:\s+(.*?))?\s*;")
 _REGISTER = re.compile(r"(?<![\w.])(U?R)(\d+)((?:\.\w+)*)")
@@ -202,9 +203,9 @@ class Kernel:
         work = [0] if self.code else []
         while work:
             i = heapq.heappop(work)
-            held, instruction = joins[i], self.code[i]
+            held, instruction = joins[i] or {}, self.code[i]
             if instruction.base == "BSSY":
-                target = place[_LABEL.search(instruction.operands[1])[1]]
+                target = place[_LABEL.findall(instruction.operands[1])[0]]
                 held = {**held, instruction.operands[0]: frozenset({target})}
             following[i] = self._next(i, place, held)
             for target in following[i]:
@@ -262,7 +263,8 @@ def _run(name, *arguments):
 
 def _layout(text):
     """kernel -> (constant base, parameters, required threads), from the ELF's `.nv.info` sections."""
-    found, kernel, attribute = {}, None, ""
+    found: dict[str, list[Any]] = {}
+    kernel, attribute = None, ""
     for line in text.splitlines():
         if match := re.match(r"\s*\.nv\.info\.(\S+)", line):
             kernel = found.setdefault(match[1], [0, [], None])
@@ -283,7 +285,8 @@ def _layout(text):
 
 def _usage(text):
     """kernel -> (registers, stack bytes, static shared bytes)."""
-    found, name = {}, None
+    found: dict[str, tuple[int, ...]] = {}
+    name = None
     for line in text.splitlines():
         if match := re.match(r"\s*Function (\S+):", line):
             name = match[1]
@@ -294,7 +297,9 @@ def _usage(text):
 
 def _code(text):
     """kernel -> instructions, from the disassembly."""
-    found, current, labels = {}, None, []
+    found: dict[str, list[Instruction]] = {}
+    current: list[Instruction] | None = None
+    labels: list[str] = []
     for line in text.splitlines():
         if match := re.match(r"\.text\.(\S+):", line):
             current, labels = found.setdefault(match[1], []), []
