@@ -28,12 +28,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from k3ctl import __version__
-from k3ctl.bundle import redact, seal
-from k3ctl.bundle.redact import Redactor
+from k3ctl import __version__, redact
+from k3ctl.bundle import seal
 from k3ctl.engine import logs, record
 from k3ctl.engine.rundir import Run
 from k3ctl.loadtest import summary as summaries
+from k3ctl.redact import Redactor
 
 SCHEMA = "k3ctl.bundle/1"
 LOG_TAIL_BYTES = 256 * 1024
@@ -62,7 +62,7 @@ def write(
     raw = directory / "raw"
     engine_log = _engine_log(around.run, raw)
     ask = json.loads((raw / "ask.json").read_text(encoding="utf-8"))
-    lines = [redact.command_line(run["argv"]) for run in ask["runs"]]
+    lines = [hide.command_line(run["argv"]) for run in ask["runs"]]
     (directory / "command.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     _dump(directory / "hardware.json", {"before": around.hardware_before, "after": around.hardware_after})
     _dump(directory / "environment.json", _environment(variables))
@@ -157,8 +157,7 @@ def _record(run: Run) -> dict[str, Any]:
     record = {
         field.name: getattr(run, field.name) for field in dataclasses.fields(run) if field.name != "dir"
     }
-    env = {name: redact.MASK if redact.secret_name(name) else value for name, value in run.env.items()}
-    return {**record, "env": env}
+    return dict(redact.PLAIN.value(json.loads(json.dumps(record, default=list))))
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from k3ctl.engine import limits
 from k3ctl.engine.rundir import Run
 from k3ctl.engine.territory import SCRATCH_PREFIX
+from k3ctl.errors import UsageError
 
 if TYPE_CHECKING:
     from k3ctl.engine.preflight import Interpreter
@@ -24,9 +25,11 @@ PLUGINS = ("k3_runtime", "k3_witness")
 """Our plugins: the model with the witness, and the routes that show it."""
 WITNESS = "runtime.witness.worker.WitnessExtension"
 """Mixed into every worker: starts the witness of CUDA workers and answers for the rank's page."""
+KEY = "VLLM_API_KEY"
+IN_ENVIRONMENT = {"api_key": KEY, "hf_token": "HF_TOKEN"}
+"""Arguments that vLLM also takes from a variable, which `ps` does not show to other users."""
 HEARTBEAT_OFFSET = 100
 """Supervisors talk on vLLM's master port plus this."""
-SECRET_OPTIONS = ("--api-key", "--hf-token")
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,15 @@ def build(
     """The engine's command line and the variables that k3ctl sets for it."""
     from k3ctl.profiles import vllm_args
 
-    args = {"worker_extension_cls": WITNESS, **resolved.args, "host": run.host, "port": run.port}
+    args, keys = _without_keys({"worker_extension_cls": WITNESS, **resolved.args})
+    args |= {"host": run.host, "port": run.port}
     if node is not None:
         args |= {"node_rank": node.rank, "master_addr": node.master_addr, "master_port": node.master_port}
         args |= {"headless": True} if node.rank else {}
     words = vllm_args.argv(dataclasses.replace(resolved, args=args))
     env = {
         **resolved.env,
+        **keys,
         "VLLM_PLUGINS": plugins(
             resolved.env.get("VLLM_PLUGINS", environ.get("VLLM_PLUGINS")), python.plugins
         ),
@@ -84,29 +89,36 @@ def build(
         "K3_END_WITH_PARENT": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    key = resolved.get("api_key") or environ.get("VLLM_API_KEY")
-    first_key = key[0] if isinstance(key, list) else key
+    key = env.get(KEY) or environ.get(KEY)
     start = (python.path, "-m", "vllm.entrypoints.cli.main", "serve", *words)
-    return Command(start, env, args, first_key or None)
+    return Command(start, env, args, key or None)
+
+
+def _without_keys(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The arguments without keys, and the variables that hand them over: a command line is everyone's to read.
+
+    Raises:
+        UsageError: several API keys, which vLLM takes from its command line only.
+    """
+    left, keys = dict(args), {}
+    for name, variable in IN_ENVIRONMENT.items():
+        value = left.get(name)
+        words = [word for word in (value if isinstance(value, list | tuple) else [value]) if word]
+        if len(words) > 1:
+            raise UsageError(
+                f"`{name}` has {len(words)} values, which would stand in the engine's command line",
+                hint=f"give one in {variable}; several clients need a gateway in front of the server",
+            )
+        if words and isinstance(words[0], str):
+            del left[name]
+            keys[variable] = words[0]
+    return left, keys
 
 
 def plugins(wanted: str | None, installed: Sequence[str]) -> str:
     """Value of ``VLLM_PLUGINS``: an allow-list, so naming ours must not lose what loads without it."""
     others = installed if wanted is None else [name for name in wanted.split(",") if name]
     return ",".join(dict.fromkeys([*PLUGINS, *others]))
-
-
-def redacted(argv: Sequence[str]) -> tuple[str, ...]:
-    """The command line without secrets."""
-    out: list[str] = []
-    hide = False
-    for word in argv:
-        hide = hide and not word.startswith("--")
-        name, equals, _ = word.partition("=")
-        secret = name in SECRET_OPTIONS
-        out.append("***" if hide else f"{name}=***" if secret and equals else word)
-        hide = hide or (secret and not equals)
-    return tuple(out)
 
 
 def group(resolved: ResolvedConfig, node: Node | None) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from k3ctl import redact
 from k3ctl.engine import command, logs, preflight, procs, prune, record, rundir
 from k3ctl.engine.client import Client
 from k3ctl.engine.command import Node
@@ -48,7 +49,7 @@ class RunningEngine:
         self.id = run.id
         self._process = process
         self._lifeline = lifeline
-        self._api_key = api_key
+        self.api_key = api_key
         self._last = run
 
     @property
@@ -60,7 +61,7 @@ class RunningEngine:
 
     def client(self, timeout_s: float = 5.0) -> Client:
         """HTTP to this engine."""
-        return Client(self.url, api_key=self._api_key, timeout_s=timeout_s)
+        return Client(self.url, api_key=self.api_key, timeout_s=timeout_s)
 
     def wait_ready(self, on_stage: Callable[[Stage], None] = lambda _: None) -> Run:
         """Block until the server answers a canary request.
@@ -199,7 +200,7 @@ def launch(
         kept = record.made(resolved, built.args, built.env, python=python, typed=typed, **(seen or {}))
         run = rundir.update(
             run.dir,
-            argv=command.redacted(built.argv),
+            argv=redact.PLAIN.argv(built.argv),
             env=kept["env"],
             launch=kept,
             scratch=tuple(dict.fromkeys(scratch)),

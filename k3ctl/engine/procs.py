@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from k3ctl.redact import PLAIN
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -66,12 +68,12 @@ def boot_id() -> str:
 
 
 def command_line(pid: int, limit: int = 160) -> str:
-    """The command of ``pid`` for people, or an empty string."""
+    """The command of ``pid`` for people, without secrets, or an empty string."""
     try:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return ""
-    text = raw.replace(b"\0", b" ").decode(errors="replace").strip()
+    text = " ".join(PLAIN.argv(raw.decode(errors="replace").split("\0"))).strip()
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

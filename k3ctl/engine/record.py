@@ -18,11 +18,10 @@ may change or vanish. Values under names that announce a secret are never writte
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from k3ctl import __version__
+from k3ctl import __version__, redact
 from k3ctl.engine.rundir import Run
 from k3ctl.errors import UsageError
 
@@ -30,10 +29,7 @@ if TYPE_CHECKING:
     from k3ctl.engine.preflight import Interpreter
     from k3ctl.profiles.resolve import ResolvedConfig
 
-MASK = "***"
 ADDED = ["default", "k3ctl serve"]
-_SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private|auth|cookie", re.IGNORECASE)
-_HARMLESS = re.compile(r"tokenizer|tokens|token_(ids?|iter|lat|len|count)|author", re.IGNORECASE)
 
 
 def made(
@@ -49,7 +45,7 @@ def made(
     """The record of a launch: ``args`` and ``env`` as the engine gets them, ``typed`` options of ``serve`` by key."""
     profile = resolved.profile
     data = profile.model_dump(mode="json", by_alias=True)
-    secrets = {value for source in (data, args, env) for value in _secrets(source)}
+    secrets = {value for source in (data, args, env) for value in redact.secrets(source)}
     origins = {
         key: [origin.source, origin.detail]
         for key, origin in resolved.origins.items()
@@ -60,13 +56,13 @@ def made(
     origins |= {name: ["flag", option] for name, option in (typed or {}).items()}
     return {
         "model": resolved.model,
-        "args": _masked(args),
-        "env": _masked(env),
+        "args": redact.PLAIN.value(args),
+        "env": redact.PLAIN.value(env),
         "origins": origins,
         "profile": {
             "name": profile.name,
             "file": profile.file,
-            "data": _masked(data),
+            "data": redact.PLAIN.value(data),
             "texts": [_text(name, text, secrets) for name, text in profile.texts],
         },
         "gpus": None if gpus is None else [dict(gpu) for gpu in gpus],
@@ -110,8 +106,8 @@ def _text(name: str, text: str, secrets: set[str]) -> dict[str, str]:
     """The digest is that of the file as it was read, so that it can be compared with the file."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     for value in sorted(secrets, key=len, reverse=True):
-        text = text.replace(value, MASK)
-    return {"name": name, "sha256": digest, "text": text}
+        text = text.replace(value, redact.MASK)
+    return {"name": name, "sha256": digest, "text": redact.PLAIN.shown(text)}
 
 
 def _gone(key: str, args: Mapping[str, Any], env: Mapping[str, str]) -> bool:
@@ -124,26 +120,3 @@ def _gone(key: str, args: Mapping[str, Any], env: Mapping[str, str]) -> bool:
 
 def _has(origins: Iterable[str], name: str) -> bool:
     return any(key == name or key.startswith(f"{name}.") for key in origins)
-
-
-def _secret(name: str) -> bool:
-    return bool(_SECRET.search(name)) and not _HARMLESS.search(name)
-
-
-def _masked(value: Any, name: str = "") -> Any:
-    if isinstance(value, Mapping):
-        return {key: _masked(inner, str(key)) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_masked(inner, name) for inner in value]
-    return MASK if isinstance(value, str) and value and _secret(name) else value
-
-
-def _secrets(value: Any, name: str = "") -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _secrets(inner, str(key))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _secrets(inner, name)
-    elif isinstance(value, str) and value and _secret(name):
-        yield value

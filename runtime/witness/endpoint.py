@@ -1,18 +1,21 @@
 """HTTP exports of the witness, mounted by vLLM's API server when ``VLLM_PLUGINS`` names ``k3_witness``.
 
 ``GET /k3/witness`` returns every rank's page, ``GET /k3/metrics`` the same as Prometheus text; the series also join
-``/metrics`` (from this host's pages: a scrape must not wait for an RPC).
+``/metrics`` (from this host's pages: a scrape must not wait for an RPC). vLLM guards ``/v1`` only, so the routes ask
+for the server's API key themselves, when there is one; ``/metrics`` stays as open as vLLM leaves it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
+import os
 import time
 from collections.abc import Iterable
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -59,7 +62,7 @@ class WitnessEndpoint:
 
     def attach_router(self, app: FastAPI) -> None:
         """Mount the routes."""
-        router = APIRouter(prefix="/k3")
+        router = APIRouter(prefix="/k3", dependencies=[Depends(_with_key)])
 
         @router.get("/witness")
         async def table() -> dict[str, Any]:
@@ -76,7 +79,25 @@ class WitnessEndpoint:
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Keep the engine client for RPC; join ``/metrics``."""
         state.k3_engine_client = engine_client
+        state.k3_api_keys = _keys(args)
         REGISTRY.register(PageCollector())
+
+
+def _keys(args: Any) -> list[str]:
+    """The keys that vLLM accepts, by its own rule: ``--api-key``, else ``VLLM_API_KEY``."""
+    given = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
+    return [key for key in ([given] if isinstance(given, str) else given) if key]
+
+
+def _with_key(request: Request) -> None:
+    """Refuse a request that lacks the server's key. Raises HTTPException (401)."""
+    keys = getattr(request.app.state, "k3_api_keys", None)
+    if keys is None:
+        keys = _keys(None)
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    told = given.encode() if scheme.lower() == "bearer" else b""
+    if keys and not any(hmac.compare_digest(told, key.encode()) for key in keys):
+        raise HTTPException(401, "Unauthorized")
 
 
 class _Fixed:

@@ -10,6 +10,7 @@ from engine_helpers import tiny
 
 from k3ctl.engine import command, preflight, rundir
 from k3ctl.engine.command import Node
+from k3ctl.errors import UsageError
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve
 
@@ -80,18 +81,20 @@ def test_other_nodes_are_headless_and_share_the_master():
     assert second[second.index("--master-addr") + 1] == "192.0.2.1"
 
 
-def test_secrets_never_reach_the_recorded_command_line():
-    argv = ["serve", "m", "--api-key", "sk-1", "sk-2", "--port", "1", "--hf-token=hf_x", "--api-key"]
-    assert command.redacted(argv) == (
-        *("serve", "m", "--api-key", "***", "***", "--port", "1", "--hf-token=***", "--api-key"),
-    )
-
-
-def test_the_first_of_several_api_keys_is_the_supervisors():
-    resolved = tiny(api_key="sk-1,sk-2").with_model_path("/m")
-    built = command.build(resolved, PYTHON, a_run(), ("/s", "/t"), {"VLLM_API_KEY": "sk-env"})
-    assert built.api_key == "sk-1"
+def test_keys_go_to_the_engine_in_variables_and_never_in_its_command_line():
+    resolved = tiny(api_key="key-1", hf_token="key-2").with_model_path("/m")
+    built = command.build(resolved, PYTHON, a_run(), ("/s", "/t"), {"VLLM_API_KEY": "key-env"})
+    assert "key-1" not in " ".join(built.argv) and "key-2" not in " ".join(built.argv)
+    assert "--api-key" not in built.argv and "--hf-token" not in built.argv
+    assert (built.env["VLLM_API_KEY"], built.env["HF_TOKEN"], built.api_key) == ("key-1", "key-2", "key-1")
     assert build().api_key is None
+
+
+def test_several_api_keys_are_refused_because_only_a_command_line_could_carry_them():
+    resolved = tiny(api_key="key-1,key-2").with_model_path("/m")
+    with pytest.raises(UsageError, match="2 values") as caught:
+        command.build(resolved, PYTHON, a_run(), ("/s", "/t"), {})
+    assert "key-1" not in caught.value.message
 
 
 def test_sockets_get_a_short_directory_although_tmpdir_is_long(tmp_path, monkeypatch):

@@ -109,3 +109,38 @@ async def test_the_workers_of_other_engines_are_read_from_disk(
     app: Any = SimpleNamespace(state=SimpleNamespace(k3_engine_client=workers))
     pages = await endpoint._pages(app)
     assert [(page["rank"], page.get("from")) for page in pages] == [(0, None), (1, "disk")]
+
+
+def asking(keys: list[str] | None, monkeypatch: pytest.MonkeyPatch, variable: str = "") -> Any:
+    """The real application with the routes mounted, as vLLM does it."""
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+
+    monkeypatch.setenv("VLLM_API_KEY", variable)
+    app = FastAPI()
+    plugin = endpoint.make()
+    plugin.attach_router(app)
+    monkeypatch.setattr(endpoint, "REGISTRY", SimpleNamespace(register=lambda _: None))
+    asyncio.run(plugin.init_state(None, app.state, SimpleNamespace(api_key=keys)))
+    return TestClient(app)
+
+
+@pytest.mark.parametrize("route", ["/k3/witness", "/k3/metrics"])
+@pytest.mark.parametrize(
+    ("keys", "variable"),
+    [(["one", "two"], ""), (None, "two"), ([], "two")],
+    ids=["option", "variable", "empty"],
+)
+def test_the_routes_ask_for_the_servers_key(
+    keys: list[str] | None, variable: str, route: str, on_disk: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = asking(keys, monkeypatch, variable)
+    for header in (None, "two", "Basic two", "Bearer", "Bearer tw", "Bearer two ", "Bearer \u00e9"):
+        sent = {} if header is None else {"Authorization": header.encode()}
+        assert client.get(route, headers=sent).status_code == 401, header
+    assert client.get(route, headers={"Authorization": "bearer two"}).status_code == 200
+
+
+def test_without_a_key_the_routes_are_open_as_vllm_is(on_disk: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = asking(None, monkeypatch)
+    assert client.get("/k3/witness").json()["workers"][0]["from"] == "disk"

@@ -101,7 +101,7 @@ def serve(
         where = f"node {run.node_rank} of the server" if run.node_rank else "serving"
         tell.line(f"{where} `{run.served_model_name}` at {run.url}/v1")
         if verify and run.node_rank == 0:
-            session.verify(run, tell)
+            session.verify(run, tell, engine.api_key)
         if detach:
             engine.detach()
             return session.result(run, warnings, session.after_detach(run))

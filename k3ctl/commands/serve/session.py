@@ -97,15 +97,14 @@ def terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 
-def verify(run: Run, tell: Narrator) -> None:
+def verify(run: Run, tell: Narrator, api_key: str | None = None) -> None:
     """Tell which decode path runs; a server whose path cannot be told goes on serving."""
     from k3ctl.engine import rundir
-    from k3ctl.server import which
     from k3ctl.verdict import check
 
     try:
         with rundir.quiet(run.dir):
-            verdict = check.check(check.target(None, run.id), api_key=which.api_key(os.environ))
+            verdict = check.check(check.target(None, run.id), api_key=api_key)
     except K3Error as error:
         tell.line(f"path: not verified ({error.message})")
         return
