@@ -16,8 +16,8 @@ from k3ctl.output import CommandResult, Lines
 
 if TYPE_CHECKING:
     from k3ctl.deployment import Deployment
+    from k3ctl.feeds.sources import Feed
     from k3ctl.telemetry.view import View
-    from k3ctl.tui.sources import Feed
 
 SCHEMA = "k3ctl.monitor/1"
 
@@ -82,8 +82,8 @@ def monitor(
                 "--replay shows a recording: it cannot be combined with --url, --run, --record, --bench"
             )
         return _replay(replay, speed, profile, interval, once or as_json)
+    from k3ctl.feeds import watch
     from k3ctl.server.client import PATIENT_S, SCREEN_S
-    from k3ctl.tui import watch
 
     watched = watch.runs(url or [], run)
     deployment = watch.deployment(profile, watched)
@@ -110,8 +110,8 @@ def _live(feeds: Sequence[Feed], interval: float, deployment: Deployment, once: 
 def _recorded(
     path: Path, feeds: Sequence[Feed], interval: float, deployment: Deployment, once: bool
 ) -> CommandResult:
+    from k3ctl.feeds.sources import Recorded
     from k3ctl.telemetry.recording import Recorder
-    from k3ctl.tui.sources import Recorded
 
     recorder = Recorder(path, deployment)
     try:
@@ -129,16 +129,16 @@ def _watch(feeds: Sequence[Feed], interval: float, deployment: Deployment) -> No
 
         MonitorApp(feeds, deployment=deployment).run()
         return
-    from k3ctl.tui import plain
+    from k3ctl.feeds import plain
 
     plain.stream(feeds, interval, deployment, output.write_text)
 
 
 def _replay(path: Path, speed: float, profile: str | None, interval: float, once: bool) -> CommandResult:
+    from k3ctl.feeds import watch
     from k3ctl.telemetry import recording, rules
     from k3ctl.telemetry.replay import Player
     from k3ctl.telemetry.view import build
-    from k3ctl.tui import watch
 
     recorded = recording.read(path)
     player = Player(recorded, speed)
@@ -154,7 +154,7 @@ def _replay(path: Path, speed: float, profile: str | None, interval: float, once
 
         MonitorApp(player=player, deployment=deployment).run()
     else:
-        from k3ctl.tui import plain
+        from k3ctl.feeds import plain
 
         plain.play(player, interval, deployment, output.write_text)
     return CommandResult(SCHEMA, {"replayed": str(path), "seconds": player.length_s})
@@ -162,7 +162,7 @@ def _replay(path: Path, speed: float, profile: str | None, interval: float, once
 
 def _snapshot(feeds: Sequence[Feed], interval: float, deployment: Deployment) -> CommandResult:
     """One view; exit status 4 when no server answered."""
-    from k3ctl.tui import plain
+    from k3ctl.feeds import plain
 
     view = plain.look_once(feeds, interval, deployment)
     result = _result(view, [])

@@ -14,6 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.worker import get_current_worker
 
 from k3ctl.deployment import Deployment
+from k3ctl.feeds.sources import Feed
 from k3ctl.telemetry import rules
 from k3ctl.telemetry.events import Event
 from k3ctl.telemetry.reducer import State, reduce_all
@@ -28,7 +29,6 @@ from k3ctl.tui.screens.log import LogScreen
 from k3ctl.tui.screens.overview import OverviewScreen
 from k3ctl.tui.screens.path import PathScreen
 from k3ctl.tui.screens.speculation import SpeculationScreen
-from k3ctl.tui.sources import Feed
 from k3ctl.tui.theme import THEMES
 from k3ctl.tui.widgets.frame import TABS
 

@@ -17,13 +17,13 @@ from k3ctl.deployment import UNKNOWN, Deployment
 from k3ctl.engine import launch, rundir
 from k3ctl.engine.rundir import Run
 from k3ctl.errors import UsageError
+from k3ctl.feeds import watch
 from k3ctl.loadtest import target
 from k3ctl.profiles import loader
 from k3ctl.profiles.overrides import parse_set
 from k3ctl.profiles.resolve import resolve
 from k3ctl.telemetry.reducer import State
 from k3ctl.telemetry.view import build
-from k3ctl.tui import watch
 from k3ctl.verdict import check
 from k3ctl.verdict import profile as profiler
 from tests.loadtest import results

@@ -11,12 +11,12 @@ from typing import Any
 from k3ctl import output
 from k3ctl.deployment import Deployment
 from k3ctl.engine.rundir import Run
+from k3ctl.feeds.sources import BenchFeed, Feed, server_feeds
 from k3ctl.loadtest import clients
 from k3ctl.loadtest.driver import BenchResult
 from k3ctl.loadtest.target import Target
 from k3ctl.tui import app as tui_app
 from k3ctl.tui.app import MonitorApp
-from k3ctl.tui.sources import BenchFeed, Feed, server_feeds
 
 Load = Callable[[threading.Event, Callable[[str], None]], BenchResult]
 """A benchmark to run: gets the flag that stops it and the function that takes its lines."""
@@ -113,8 +113,8 @@ def _feeds(target: Target, record: Run | None, directory: Path, api_key: str | N
         BenchFeed(directory / "raw" / clients.EVENTS),
     ]
     if record is not None:
-        from k3ctl.tui.gpu_source import GpuFeed
-        from k3ctl.tui.run_source import RunFeed
+        from k3ctl.feeds.gpu_source import GpuFeed
+        from k3ctl.feeds.run_source import RunFeed
 
         feeds += [RunFeed(record.dir), GpuFeed()]
     return feeds

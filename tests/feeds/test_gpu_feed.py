@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from k3ctl.checks import RULES
+from k3ctl.feeds.gpu_source import GpuFeed
 from k3ctl.gpus.live import LiveReader
 from k3ctl.telemetry.events import FeedFailed, GpusRead
-from k3ctl.tui.gpu_source import GpuFeed
-from tests.tui.fake_nvml import FakeNvml
+from tests.feeds.fake_nvml import FakeNvml
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
 from k3ctl.deployment import Deployment
+from k3ctl.feeds.sources import Feed
 from k3ctl.telemetry import rules
 from k3ctl.telemetry.events import Event
 from k3ctl.telemetry.reducer import State, reduce, reduce_all
 from k3ctl.telemetry.replay import Player
 from k3ctl.telemetry.snapshot import line
 from k3ctl.telemetry.view import View, build
-from k3ctl.tui.sources import Feed
 
 
 def look_once(feeds: Sequence[Feed], interval_s: float, deployment: Deployment) -> View:

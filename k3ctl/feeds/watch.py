@@ -9,13 +9,13 @@ from pathlib import Path
 from k3ctl.deployment import UNKNOWN, Deployment, of_config, of_run
 from k3ctl.engine import rundir
 from k3ctl.engine.rundir import Run
+from k3ctl.feeds.gpu_source import GpuFeed
+from k3ctl.feeds.run_source import RunFeed
+from k3ctl.feeds.sources import BenchFeed, Feed, server_feeds
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve
 from k3ctl.server import which
 from k3ctl.server.client import SCREEN_S
-from k3ctl.tui.gpu_source import GpuFeed
-from k3ctl.tui.run_source import RunFeed
-from k3ctl.tui.sources import BenchFeed, Feed, server_feeds
 
 
 def runs(urls: Sequence[str], run: str | None) -> list[Run]:
