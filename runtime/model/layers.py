@@ -2,7 +2,7 @@
 
 Attention layers are split in three so that one implementation serves a full-sequence reference, a paged engine and
 a fused kernel: ``project`` (before the state), a mixing function (touches the state), ``output`` (after it). The
-mixing lives in ``mixing.py`` and in the engine's executors.
+mixing lives in ``mixing.py`` and in the engine's executors; ``providers.reference`` puts them into a step's slots.
 
 Shapes: T tokens, D hidden, H local KDA heads, K = V KDA head dim, N local MLA heads, L latent, C = 3·H·K.
 """
@@ -20,6 +20,7 @@ from runtime.kernels.kda.reference import bounded_gate, gated_norm
 from runtime.kernels.latent_moe.reference import experts, gated_mlp, route
 from runtime.model.config import K3Config
 from runtime.model.sharding import HeadVector, Shard, Weight
+from runtime.model.step import Residual
 
 
 @dataclass(frozen=True)
@@ -267,15 +268,13 @@ class DecoderLayer(nn.Module):
         )
         return mixed.out, Residual(mixed.prefix, None, mixed.blocks)
 
-    def before_mlp(self, residual: Residual, attention: Tensor) -> tuple[Tensor, Residual]:
-        """Take the attention output, mix again; returns the MLP input [T,D]."""
-        starts_block = self.write is not None
-        prefix, delta = (attention, None) if starts_block else (residual.prefix, attention)
+    def before_feed_forward(self, residual: Residual) -> tuple[Tensor, Residual]:
+        """Mix again, after the attention output was taken; returns the MLP input [T,D]."""
         mixed = attn_res(
-            prefix,
-            delta,
+            residual.prefix,
+            residual.delta,
             residual.blocks,
-            num_blocks=self.blocks_before + starts_block,
+            num_blocks=self.blocks_before + (self.write is not None),
             write=None,
             score_norm=self.mlp_res_norm.weight,
             score_vec=self.mlp_res_proj.weight[0],
@@ -284,12 +283,3 @@ class DecoderLayer(nn.Module):
             out_eps=self.config.rms_norm_eps,
         )
         return mixed.out, Residual(mixed.prefix, None, mixed.blocks)
-
-
-@dataclass(frozen=True)
-class Residual:
-    """Per-token residual state of one step: prefix [T,D], pending delta [T,D] or None, blocks [T,B,D]."""
-
-    prefix: Tensor
-    delta: Tensor | None
-    blocks: Tensor

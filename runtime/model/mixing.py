@@ -7,7 +7,6 @@ Both forms are exact; they differ in rounding only. Functions take state and ret
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,18 +23,6 @@ class KdaState:
 
     window: Tensor
     recurrent: Tensor
-
-
-class AttentionMixer(Protocol):
-    """Runs the stateful part of one layer for all tokens of a step."""
-
-    def kda(self, index: int, layer: KdaLayer, inputs: KdaInputs) -> Tensor:
-        """→ o [T,H,V] FP32."""
-        ...
-
-    def mla(self, index: int, layer: MlaLayer, inputs: MlaInputs) -> Tensor:
-        """→ o [T,N,dv]."""
-        ...
 
 
 def empty_kda_state(layer: KdaLayer, dtype: torch.dtype) -> KdaState:
@@ -101,7 +88,6 @@ def _scale(layer: KdaLayer) -> float:
 
 
 __all__ = [
-    "AttentionMixer",
     "KdaState",
     "MlaInputs",
     "empty_kda_state",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from runtime.kernels.attn_res.reference import attn_res
 from runtime.kernels.common.maths.norms import rms_norm
+from runtime.model import step
 from runtime.model.config import K3Config
 from runtime.model.layers import (
     DecoderLayer,
@@ -18,19 +19,11 @@ from runtime.model.layers import (
     LatentMoe,
     MlaInputs,
     MlaLayer,
-    Residual,
 )
-from runtime.model.mixing import AttentionMixer, KdaState, empty_kda_state, kda_sequence, mla_sequence
+from runtime.model.mixing import KdaState, empty_kda_state, kda_sequence, mla_sequence
+from runtime.model.providers.reference import AttentionMixer, attend, slots
 from runtime.model.sharding import Shard, Weight
-
-
-def attend(index: int, layer: KdaLayer | MlaLayer, x: Tensor, mixer: AttentionMixer) -> Tensor:
-    """One attention block: x [T,D] → [T,D], its state handled by ``mixer``."""
-    if isinstance(layer, KdaLayer):
-        kda = layer.project(x)
-        return layer.output(mixer.kda(index, layer, kda), kda.gate)
-    mla = layer.project(x)
-    return layer.output(mixer.mla(index, layer, mla), mla.gate)
+from runtime.model.step import Residual
 
 
 class Decoder(nn.Module):
@@ -48,11 +41,8 @@ class Decoder(nn.Module):
 
     def forward(self, x: Tensor, mixer: AttentionMixer) -> Tensor:
         """Embeddings x [T,D] → the final mixture [T,D], before ``norm``."""
-        residual = Residual(x, None, x.new_zeros(x.shape[0], self.config.num_blocks, x.shape[1]))
-        for layer in self.layers:
-            h, residual = layer.before_attention(residual)
-            h, residual = layer.before_mlp(residual, attend(layer.index, layer.self_attn, h, mixer))
-            residual = Residual(residual.prefix, layer.feed_forward(h), residual.blocks)
+        blocks = x.new_zeros(x.shape[0], self.config.num_blocks, x.shape[1])
+        residual = step.run((slots(layer, mixer) for layer in self.layers), Residual(x, None, blocks))
         return attn_res(
             residual.prefix,
             residual.delta,
@@ -96,7 +86,7 @@ class MtpLayer(nn.Module):
         embedding = embedding.masked_fill((positions == 0)[:, None], 0.0)
         joined = [rms_norm(embedding, self.enorm.weight, eps), rms_norm(hidden, self.hnorm.weight, eps)]
         x = self.eh_proj(torch.cat(joined, -1))
-        x = x + attend(self.index, self.self_attn, rms_norm(x, self.input_layernorm.weight, eps), mixer)
+        x = x + attend(self.index, self.self_attn, mixer, rms_norm(x, self.input_layernorm.weight, eps))
         block = self.block_sparse_moe if self.config.is_moe(self.index) else self.mlp
         result: Tensor = x + block(rms_norm(x, self.post_attention_layernorm.weight, eps))
         return result

@@ -1,7 +1,7 @@
 """The two paths of a step over paged state: *standard* (any batch) and *specialized* (uniform decode rows).
 
 On CPU both run the reference mathematics: the standard path walks the sequences one by one, the specialized path
-batches them. The seam is ``AttentionMixer``; a GPU executor replaces ``SpecializedMixer`` behind the same ``plan()``.
+batches them, inside the reference provider of the step's loop. Its mixers are all that knows vLLM's pages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from runtime.engine.cpu.cache import KdaCache, LatentCache, PagedRows
 from runtime.model.decode import Path, Plan
 from runtime.model.layers import KdaInputs, KdaLayer, MlaInputs, MlaLayer
 from runtime.model.mixing import (
-    AttentionMixer,
     KdaState,
     kda_sequence,
     kda_uniform,
@@ -23,6 +22,7 @@ from runtime.model.mixing import (
     mla_uniform,
     select,
 )
+from runtime.model.providers.reference import AttentionMixer
 
 Caches = Mapping[int, KdaCache | LatentCache]
 

@@ -23,8 +23,8 @@ from runtime.engine.cpu.executor import NullMixer, mixer_for
 from runtime.engine.cpu.setup import SPECIALIZED, decode_setup, tensor_parallel_shard
 from runtime.model.config import K3Config
 from runtime.model.decode import DecodeSetup, plan
-from runtime.model.mixing import AttentionMixer
 from runtime.model.model import Decoder
+from runtime.model.providers.reference import AttentionMixer
 from runtime.model.weights import load_module, missing_weights
 from runtime.witness.about import who
 
