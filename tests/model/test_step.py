@@ -139,7 +139,7 @@ def chain(
     layers: int, *, kinds: str, block: int, ours: set[str], tp: bool, last: bool = True
 ) -> list[Launch]:
     """The launches of a model: ``kinds`` repeats `k` (KDA) and `m` (MLA); ``ours``: `mix` and `attend` per layer."""
-    found: list[Launch] = []
+    found = [Launch("embedding", None, ours=False)]
 
     def mixture(i: int | None, write: int | None, delta: bool) -> None:
         tensor = torch.empty(0)
@@ -190,7 +190,7 @@ def test_promises_hold_for_every_mixture_of_slots() -> None:
 def test_the_promises_of_a_kda_layer() -> None:
     launches = chain(2, kinds="k", block=12, ours=EVERYTHING, tp=False)
     said = [(x.op, p.settled, p.early_trigger) for x, p in zip(launches, overlaps(launches), strict=True)]
-    assert said[6:11] == [
+    assert said[7:12] == [
         ("attn_res", False, True),  # the MoE before it is not ours
         ("in_projection", False, False),
         ("kda_decode", True, True),
@@ -198,7 +198,7 @@ def test_the_promises_of_a_kda_layer() -> None:
         ("attn_res", True, False),
     ]
     # in a layer that starts a block the prefix is what o_proj has just written
-    assert said[4] == ("attn_res", False, False)
+    assert said[5] == ("attn_res", False, False)
     # a sum over the group stands between o_proj and the mixture
     over_group = chain(2, kinds="k", block=12, ours=EVERYTHING, tp=True)
     promised = overlaps(over_group)
@@ -234,7 +234,9 @@ def wrong_rules() -> dict[str, list[Overlap]]:
         "a collective between": rule(over_group, ours=False),
         "what the neighbour writes": rule(launches, writes=False),
         "state of the next one": rule(
-            [Launch("a", 0, state=frozenset("s"), writes=frozenset("s"))] * 3, state=False
+            [Launch(op, 0, state=frozenset(op), writes=frozenset(op)) for op in "abc"],
+            trigger=False,
+            state=False,
         ),
     }
 
