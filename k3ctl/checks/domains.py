@@ -15,7 +15,7 @@ from k3ctl.facts.k3 import K3, SPECIALIZED_TP
 from k3ctl.facts.products import Kind
 from k3ctl.gpus.nvml import is_zero
 from k3ctl.gpus.types import Fabric, Gpu, Node, Snapshot
-from k3ctl.host.values import known
+from k3ctl.host.values import known, unread
 
 COMPLETED = 3
 
@@ -88,16 +88,18 @@ def domains(snapshots: Snapshot | Iterable[Snapshot]) -> list[Domain]:
 
 
 def usable(node: Node, product: Product) -> list[Gpu]:
-    """The GPUs that can take part in a domain: present, whole, registered with the fabric, healthy."""
+    """The GPUs that can take part in a domain: present, whole, registered with the fabric, healthy.
+
+    On a board whose source holds no fabric at all, the matrix decides (``islands``); a single GPU whose fabric is
+    missing among others is not counted.
+    """
     gpus = [gpu for gpu in node.present if not gpu.in_mig_mode and (gpu.links_up or not gpu.links)]
     if product.kind is Kind.NVL72:
         return [gpu for gpu in gpus if registered(gpu) and not _zero(gpu) and not unhealthy(gpu)]
     if product.kind is Kind.HGX8:
-        return [
-            gpu
-            for gpu in gpus
-            if not isinstance(gpu.fabric, Fabric) or (registered(gpu) and not unhealthy(gpu))
-        ]
+        if not any(isinstance(gpu.fabric, Fabric) for gpu in node.present):
+            return gpus
+        return [gpu for gpu in gpus if registered(gpu) and not unhealthy(gpu)]
     return gpus
 
 
@@ -111,7 +113,7 @@ def unhealthy(gpu: Gpu) -> bool:
     fabric = gpu.fabric
     if not isinstance(fabric, Fabric):
         return False
-    health = HealthMask(fabric.health_mask)
+    health = HealthMask.of(fabric)
     return fabric.health_summary == 2 or health.route_unhealthy or health.incorrect_configuration > 1
 
 
@@ -123,6 +125,11 @@ class HealthMask:
     """
 
     mask: int
+
+    @classmethod
+    def of(cls, fabric: Fabric) -> HealthMask:
+        """The mask of ``fabric``; one that was not read says nothing (0)."""
+        return cls(known(fabric.health_mask, 0))
 
     def _is_true(self, shift: int) -> bool:
         return self.mask >> shift & 0b11 == 1
@@ -165,15 +172,15 @@ class HealthMask:
 
 def islands(node: Node, product: Product) -> list[tuple[Member, ...]]:
     """GPUs of one host that reach each other over NVLink, by the peer-to-peer table where it was read."""
-    if product.kind not in (Kind.HGX8, Kind.BRIDGE):
+    if product.kind not in (Kind.HGX8, Kind.BRIDGE, Kind.UNKNOWN):
         return []
     gpus = usable(node, product)
     status = {frozenset((p.a, p.b)): known(p.p2p.nvlink, -1) for p in node.pairs}
-    assumed = product.kind is Kind.HGX8  # a switch joins what the table does not mention
 
     def joined(a: Gpu, b: Gpu) -> bool:
         value = status.get(frozenset((a.index, b.index)), -1)
-        return value == 0 or (assumed and value < 0)
+        # a switch joins the GPUs that are registered with it, also where the table does not mention them
+        return value == 0 or (value < 0 and registered(a) and registered(b))
 
     groups: list[list[Gpu]] = []
     for gpu in gpus:
@@ -185,7 +192,16 @@ def islands(node: Node, product: Product) -> list[tuple[Member, ...]]:
 
 
 def _one_gpu_board(group: Sequence[Member], gpus: Sequence[Gpu], product: Product) -> bool:
-    return product.kind is Kind.HGX8 and len(group) == len(gpus) == 1
+    return product.kind is Kind.HGX8 and len(group) == len(gpus) == 1 and registered(gpus[0])
+
+
+def known_domain(node: Node, product: Product) -> bool:
+    """Whether enough was read to say which GPUs share a domain: the fabric, or the matrix of pairs."""
+    if product.kind in (Kind.NONE, Kind.PCIE, Kind.UNIFIED):
+        return bool(node.gpus) or node.nvml.error is not None
+    if product.kind is not Kind.NVL72 and any(not unread(pair.p2p.nvlink) for pair in node.pairs):
+        return True
+    return bool(node.gpus) and any(not unread(gpu.fabric) for gpu in node.present)
 
 
 def _zero(gpu: Gpu) -> bool:

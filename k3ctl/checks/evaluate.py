@@ -62,7 +62,7 @@ def _areas(requires: Requires) -> set[Area]:
 def view_of(node: Node, host: Host | None) -> NodeView:
     """``node`` with its product class and multicast verdict."""
     product = classify(node)
-    env = dict(node.env)
+    env = dict(node.environment)
     if host:
         env |= {setting.name: setting.value for setting in host.settings}
     probed = (host.probe.multicast if host and host.probe else None) or ""

@@ -19,8 +19,10 @@ class Severity(IntEnum):
 
     OK = 0
     INFO = 1
-    WARN = 2
-    FAIL = 3
+    UNKNOWN = 2
+    """Something that a verdict rests on was not read: neither good nor bad news."""
+    WARN = 3
+    FAIL = 4
 
 
 class Area(Enum):

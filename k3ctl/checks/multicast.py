@@ -39,13 +39,13 @@ def forbidden_by(env: Mapping[str, str]) -> tuple[str, ...]:
 
 def judge(node: Node, product: Product, env: Mapping[str, str] | None = None, probe: str = "") -> Multicast:
     """Multicast on one host. ``probe`` is ``ok``, an error text, or empty when it was not run."""
-    env = node.env if env is None else env
+    env = node.environment if env is None else env
     off = forbidden_by(env)
     capability = _capability(node, product)
-    if capability != YES:
-        verdict = capability
-    elif off:
+    if capability != NO and off:
         verdict = BY_ENV
+    elif capability != YES:
+        verdict = capability
     elif probe and probe != "ok":
         verdict = NO
     else:
@@ -69,7 +69,7 @@ def _capability(node: Node, product: Product) -> str:
         waiting = any(isinstance(g.fabric, Fabric) and g.fabric.state in (1, 2) for g in read)
         return UNKNOWN if waiting else NO
     flags = {device.index: device.multicast for device in node.cuda}
-    seen = [flags[gpu.index] for gpu in members if gpu.index in flags]
-    if not seen:
-        return UNKNOWN
-    return YES if all(seen) else NO
+    seen = [flags.get(gpu.index) for gpu in members]
+    if 0 in seen:
+        return NO
+    return YES if seen and None not in seen else UNKNOWN

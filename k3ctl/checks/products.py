@@ -12,7 +12,7 @@ from k3ctl.facts import products
 from k3ctl.facts.products import GpuProduct, Kind
 from k3ctl.gpus.nvml import is_zero
 from k3ctl.gpus.types import Fabric, Gpu, Node
-from k3ctl.host.values import Refused, known
+from k3ctl.host.values import Refused, known, unread
 
 ALL_KINDS = frozenset(Kind)
 SWITCHED = frozenset({Kind.NVL72, Kind.HGX8})
@@ -22,6 +22,7 @@ TO_GPU, TO_SWITCH = 0, 2
 """nvmlIntNvLinkDeviceType_t of an NVLink's other end."""
 BOARD_GPUS = 8
 TRAY_GPUS = 4
+BRIDGE_GPUS = (2, 4)
 PARTIAL_COUNTS = (1, 2, 4)
 """GPU counts of the partitions that a fabric manager passes to a VM."""
 
@@ -34,12 +35,19 @@ class Product:
     kind: Kind
     chip: str = ""
     expected_gpus: int | None = None
+    token: str = ""
+    """The word by which a profile asks for it, where that is not the chip's."""
 
     @property
     def specialized(self) -> bool:
         """vLLM's specialized decode path exists for this chip."""
         row = products.token(self.chip)
         return row is not None and row.specialized
+
+    def accepted(self, tokens: tuple[str, ...]) -> bool:
+        """Whether a profile that names ``tokens`` means this product: ``H200`` is the board's GPU, not the card."""
+        names = {self.token} if self.token else {self.chip}
+        return bool(names & set(tokens))
 
 
 NO_GPU = Product("none", Kind.NONE)
@@ -76,17 +84,29 @@ def _by_name(name: str, node: Node) -> Product:
     same = [gpu for gpu in node.present if known(gpu.name, "") == name]
     if row and row.kind is Kind.UNIFIED:
         return Product(row.host, Kind.UNIFIED, chip)
-    if row and row.kind is Kind.NVL72:
-        return _rack(chip, same)
-    if row and row.kind is Kind.BRIDGE:
-        return Product(row.token.lower(), Kind.BRIDGE, chip)
-    if row and row.kind is Kind.HGX8:
-        return _board(chip, node, len(node.gpus))
     ends = {known(link.remote_type, -1) for gpu in same for link in gpu.links}
+    mesh = TO_GPU in ends and TO_SWITCH not in ends  # what was read goes before what the name suggests
+    if row and row.kind in SWITCHED:
+        if mesh:
+            return Product(f"{chip.lower()}-mesh", Kind.BRIDGE, chip, token=f"{chip}-mesh")
+        return _rack(chip, same) if row.kind is Kind.NVL72 else _board(chip, node)
+    return _card(row, node, same, ends)
+
+
+def _card(row: GpuProduct | None, node: Node, gpus: list[Gpu], ends: set[int]) -> Product:
+    """A card: joined by bridges or not at all, which its links or the matrix tell, or its product's row."""
+    chip, token = (row.chip, row.token) if row else ("", "")
+    bridged = token.lower() if row and row.kind is Kind.BRIDGE else ""
+    matrix = [known(pair.p2p.nvlink, -1) for pair in node.pairs]
     if TO_SWITCH in ends:
         return Product("unknown", Kind.UNKNOWN, chip)  # a newer board: better no verdict than a wrong one
-    kind = Kind.BRIDGE if TO_GPU in ends else Kind.PCIE
-    return Product(kind.value, kind, chip)
+    if TO_GPU in ends or 0 in matrix:
+        return Product(bridged or "bridge", Kind.BRIDGE, chip, token=token)
+    bare = all(not unread(gpu.links) and not gpu.links for gpu in gpus)
+    told = bool(matrix) and all(status > 0 for status in matrix)
+    if bare or told or (row and row.kind is Kind.PCIE):
+        return Product(bridged or "pcie", Kind.PCIE, chip, token=token)
+    return Product(bridged or "unknown", Kind.UNKNOWN, chip, token=token)
 
 
 def _rack(chip: str, gpus: list[Gpu]) -> Product:
@@ -94,11 +114,12 @@ def _rack(chip: str, gpus: list[Gpu]) -> Product:
     read = [gpu.fabric for gpu in gpus if isinstance(gpu.fabric, Fabric)]
     outside = bool(read) and not any(f.state in (1, 2, 3) for f in read) and not any(g.links for g in gpus)
     if len(gpus) == 1 and outside:
-        return Product(f"{chip.lower()}-station", Kind.PCIE, chip, 1)
+        return Product(f"{chip.lower()}-station", Kind.PCIE, chip, 1, f"{chip}-station")
     return Product(f"{chip.lower()}-nvl72", Kind.NVL72, chip, TRAY_GPUS)
 
 
-def _board(chip: str, node: Node, count: int) -> Product:
+def _board(chip: str, node: Node) -> Product:
+    count = len(node.gpus)
     if node.virt != "none" and count in PARTIAL_COUNTS:
         return Product(f"{chip.lower()}-sxm-partial", Kind.HGX8, chip, count)
     return Product(f"hgx-{chip.lower()}", Kind.HGX8, chip, BOARD_GPUS)
@@ -123,13 +144,22 @@ def _by_matrix(node: Node) -> Product:
     nvlink = [known(pair.p2p.nvlink, -1) for pair in node.pairs]
     if nvlink and all(status > 0 for status in nvlink) and any(known(p.ancestor, 0) for p in node.pairs):
         return Product("pcie", Kind.PCIE)
-    if nvlink and any(status > 0 for status in nvlink) and any(status == 0 for status in nvlink):
+    if _bridged(node):
         return Product("bridge", Kind.BRIDGE)
     if len(node.gpus) == TRAY_GPUS and all(isinstance(g.gpu_numa_node, int) for g in node.present):
         return Product("nvl72", Kind.NVL72, expected_gpus=TRAY_GPUS)
-    if len(node.gpus) == BOARD_GPUS:
-        return Product("hgx8", Kind.HGX8, expected_gpus=BOARD_GPUS)
     return Product("unknown", Kind.UNKNOWN)
+
+
+def _bridged(node: Node) -> bool:
+    """Two or more islands of two or four GPUs, and nothing else: one GPU apart is a fault, not a product."""
+    joined = {gpu.index: {gpu.index} for gpu in node.present}
+    for pair in node.pairs:
+        if pair.p2p.nvlink == 0 and pair.a in joined and pair.b in joined:
+            group = joined[pair.a] | joined[pair.b]
+            joined |= dict.fromkeys(group, group)
+    islands = {frozenset(group) for group in joined.values()}
+    return len(islands) > 1 and all(len(group) in BRIDGE_GPUS for group in islands)
 
 
 def _refused(value: object) -> bool:

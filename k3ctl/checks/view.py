@@ -10,7 +10,7 @@ from k3ctl.checks.domains import Domain
 from k3ctl.checks.multicast import Multicast
 from k3ctl.checks.products import Product
 from k3ctl.gpus.types import Node
-from k3ctl.host.types import Host, Setting
+from k3ctl.host.types import Host, ImexDomain, Setting
 
 if TYPE_CHECKING:
     from k3ctl.profiles.schema import Requires
@@ -26,9 +26,14 @@ class NodeView:
     host: Host | None = None
 
     @property
+    def imex_domain(self) -> ImexDomain | None:
+        """The table of IMEX nodes that this host printed."""
+        return self.host.imex_domain if self.host else None
+
+    @property
     def settings(self) -> Mapping[str, Setting]:
         """Environment variables by name, with their origin where it is known."""
-        out = {name: Setting(name, value) for name, value in self.node.env.items()}
+        out = {name: Setting(name, value) for name, value in self.node.environment.items()}
         if self.host:
             out |= {setting.name: setting for setting in self.host.settings}
         return out

@@ -10,9 +10,14 @@ from typing import Any
 from k3ctl.errors import UsageError
 from k3ctl.gpus.types import SCHEMA, Node, Snapshot
 from k3ctl.host.codec import decode, encode
+from k3ctl.host.values import NOT_CAPTURED
 
 MAX_BYTES = 32 * 1024 * 1024
 """An 18-tray snapshot is 0.4 MB; anything much larger is not one."""
+
+
+FROM_A_MATRIX = ("numa_affinity", "nic_paths")
+"""What only the capture of a topology matrix tells; written where it was captured."""
 
 
 def to_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -24,7 +29,8 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
             {
                 key: gpu[key]
                 for key in gpu
-                if (key == "handle") == (gpu["handle"] is not None) or key == "index"
+                if ((key == "handle") == (gpu["handle"] is not None) or key == "index")
+                and not (key in FROM_A_MATRIX and gpu[key] in ({}, encode(NOT_CAPTURED)))
             }
             for gpu in data["gpus"]
         ]

@@ -119,15 +119,15 @@ class Fabric:
 
     ``state`` 0 not supported, 1 not started, 2 in progress, 3 completed; ``status`` (nvmlReturn_t) is valid
     in state 3 only. ``health_summary`` 0 n/a, 1 healthy, 2 unhealthy, 3 limited capacity, None before version
-    3.
+    3. What a file does not hold keeps a value that is no success.
     """
 
     version: int = 0
     state: int = -1
-    status: int = 0
-    clique_id: int = 0
+    status: int = -1
+    clique_id: int = -1
     cluster_uuid: str = ZERO_UUID
-    health_mask: int = 0
+    health_mask: Maybe[int] = NOT_CAPTURED
     health_summary: int | None = None
 
 
@@ -197,10 +197,13 @@ class Gpu:
     c2c: Maybe[int] = NOT_CAPTURED
     gpu_numa_node: Maybe[int] = NOT_CAPTURED
     cpu_affinity: Maybe[str] = NOT_CAPTURED
+    numa_affinity: Maybe[str] = NOT_CAPTURED
+    nic_paths: Mapping[str, str] = field(default_factory=dict)
+    """How the way to each NIC crosses the host, by the NIC's name: PIX, PXB, PHB, NODE or SYS."""
     mig: Mig = Mig()
     fabric: Maybe[Fabric] = NOT_CAPTURED
     platform: Maybe[Platform] = NOT_CAPTURED
-    links: tuple[Link, ...] = ()
+    links: Maybe[tuple[Link, ...]] = NOT_CAPTURED
     processes: Maybe[tuple[GpuProcess, ...]] = NOT_CAPTURED
 
     @property
@@ -287,11 +290,16 @@ class Node:
     nvml: NvmlSystem = NvmlSystem()
     services: Mapping[str, Service] = field(default_factory=dict)
     imex: Maybe[Imex] = NOT_CAPTURED
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Maybe[Mapping[str, str]] = NOT_CAPTURED
     gpus: tuple[Gpu, ...] = ()
-    pairs: tuple[Pair, ...] = ()
-    cuda: tuple[CudaDevice, ...] = ()
+    pairs: Maybe[tuple[Pair, ...]] = NOT_CAPTURED
+    cuda: Maybe[tuple[CudaDevice, ...]] = NOT_CAPTURED
     nics: tuple[Nic, ...] = ()
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that were read; empty where nobody looked."""
+        return known(self.env, {})
 
     @property
     def present(self) -> tuple[Gpu, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from k3ctl.host.shell import Run, run
@@ -13,6 +14,8 @@ from k3ctl.host.types import ImexDomain, ImexNode
 LIMIT_S = 3.0
 CONNECTED, VERSION_MISMATCH, NODEMAP_MISMATCH = "CONNECTED", "VERSION_MISMATCH", "NODE_MAP_MISMATCH"
 UP, READY = "UP", "READY"
+READY_ANSWERS = ("READY", "UP")
+"""Answers of ``nvidia-imex-ctl -q`` that mean ready; every other one is a state in which memory cannot be shared."""
 _LETTERS = {
     "C": CONNECTED,
     "I": "INVALID",
@@ -36,6 +39,17 @@ def read(exec_: Run = run) -> ImexDomain | None:
         return parse(answer.stdout)
     except ValueError:
         return None
+
+
+def membership(tables: Iterable[tuple[str, ImexDomain]]) -> dict[str, frozenset[str]]:
+    """The IMEX domain of each tray, as the set of nodes that its own table lists.
+
+    Tables that list the same nodes are one domain, unless they are fewer nodes than trays: then every tray serves
+    only itself (a list with nothing but loopback, say), and its own name tells it apart.
+    """
+    lists = {tray: frozenset(node.host for node in domain.nodes) for tray, domain in tables if domain.nodes}
+    trays = Counter(lists.values())
+    return {tray: nodes if trays[nodes] <= len(nodes) else nodes | {tray} for tray, nodes in lists.items()}
 
 
 def parse(content: str) -> ImexDomain:

@@ -39,7 +39,7 @@ class Service:
 class Imex:
     """IMEX: channels in /dev, the major number in /proc/devices, and the answer of ``nvidia-imex-ctl -q``."""
 
-    channels: tuple[int, ...] = ()
+    channels: tuple[int, ...] | None = None
     proc_devices_major: int | None = None
     ctl_query: str | None = None
 
@@ -186,6 +186,8 @@ class Host:
     processes: tuple[Process, ...] = ()
     xids: tuple[Xid, ...] | None = None
     imex_domain: ImexDomain | None = None
+    device_files: tuple[str, ...] | None = None
+    """Device files of GPUs under /dev: with them there, a driver that does not answer is another fault."""
     cuda_error: int | None = None
     """Result of cuInit (CUresult): 0 ok, None when CUDA was not asked or not reached."""
     cuda_problem: str = ""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeVar, Union
+from typing import Literal, Never, TypeVar, Union
 
 NEVER_ASKED = -1
+ANSWERS = (3, 13)
+"""NVML_ERROR_NOT_SUPPORTED and FUNCTION_NOT_FOUND: the GPU or the driver has no such thing, which is an answer."""
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,29 @@ class Refused:
     def __bool__(self) -> Literal[False]:
         return False
 
+    def __iter__(self) -> Iterator[Never]:
+        """Nothing: a list that was not read is walked like an empty one, and is still told apart from it."""
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    @property
+    def unread(self) -> bool:
+        """There is no answer: never asked, no permission, or a call that failed."""
+        return self.code not in ANSWERS
+
 
 T = TypeVar("T")
 Maybe = Union[T, Refused]  # noqa: UP007 (a generic alias cannot be written with `|` on Python 3.11)
 
 NOT_CAPTURED = Refused("NotCaptured")
 """The source (a text capture, an older snapshot) does not carry this value."""
+
+
+def unread(value: object) -> bool:
+    """Whether ``value`` stands for something that was not read."""
+    return value is None or (isinstance(value, Refused) and value.unread)
 
 
 def known(value: Maybe[T] | None, default: T) -> T:

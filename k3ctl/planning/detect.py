@@ -60,7 +60,7 @@ def from_snapshots(snapshots: Iterable[Snapshot], source: str) -> Hardware:
         nominal_gb=product.nominal_gb if product else 0,
         domains=tuple(_domain(d, nodes) for d in found if d.product.chip == chip and d.size > 1),
         driver=min((known(node.nvml.driver, "") for node, _ in same), default=""),
-        environment={name: value for node, _ in same for name, value in node.env.items()},
+        environment={name: value for node, _ in same for name, value in node.environment.items()},
         notes=_notes(nodes, hosts),
     )
 

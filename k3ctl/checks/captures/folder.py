@@ -21,6 +21,8 @@ from k3ctl.host import imex_domain, kernel_log
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_FILES = 500
+MAX_FAILURE = 2000
+"""Characters; the whole output of a command that failed is shorter."""
 
 
 def read_folder(path: Path) -> Gathered:
@@ -101,6 +103,16 @@ def _imex(text: str) -> Partial:
     return about_host(imex_domain=imex_domain.parse(text))
 
 
+def _is_failure(text: str) -> bool:
+    return len(text) < MAX_FAILURE and smi.failure(text) is not None
+
+
+def _failure(text: str) -> Partial:
+    found = smi.failure(text)
+    assert found is not None
+    return found
+
+
 def _is_kernel_log(text: str) -> bool:
     return "NVRM:" in text
 
@@ -116,6 +128,7 @@ def _transcript(text: str) -> Partial:
 
 _KINDS: tuple[tuple[Callable[[str], bool], Callable[[str], Partial]], ...] = (
     (hosts.looks_like_transcript, _transcript),
+    (_is_failure, _failure),
     (hosts.looks_like_collect_env, hosts.collect_env),
     (smi.looks_like_query, smi.query),
     (_is_imex, _imex),

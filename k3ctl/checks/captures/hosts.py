@@ -11,16 +11,17 @@ from k3ctl.checks.captures.partial import Partial, about_host, overlay
 from k3ctl.gpus.types import NvmlSystem
 from k3ctl.host.types import UNLIMITED, Disk, Host, Imex, Library, Service
 
-_PROMPT = re.compile(r"^(?:\S+@\S+.*[$#]|\$) (\S.*)$")
+_PROMPT = re.compile(r"^(?:\[?[\w.-]+@[\w.-]+[ :][^$#]*[$#]|\$) (\S.*)$")
 _SETTING = re.compile(r"^\s*(?:export\s+)?([A-Z][A-Z0-9_]+)=(.*)$")
 _CHANNEL = re.compile(r"\bchannel(\d+)\s*$", re.MULTILINE)
+_DEVICE = re.compile(r"/dev/nvidia\d+\b")
 _FIELD = re.compile(r"^(.+?)\s*:\s(.*)$")
 _PIP = re.compile(r"^\[(?:pip3?|conda)\]\s+([A-Za-z0-9_.-]+)(?:==|\s+)(\S+)")
 
 
 def looks_like_transcript(text: str) -> bool:
-    """Lines of a terminal: ``$ command`` and its output."""
-    return any(line.startswith("$ ") for line in text.splitlines())
+    """Lines of a terminal: ``$ command`` or ``user@host:~# command``, and its output."""
+    return any(_PROMPT.match(line) for line in text.splitlines())
 
 
 def transcript(text: str, sniff: Callable[[str], Partial | None]) -> Partial:
@@ -56,6 +57,14 @@ def _commands(text: str) -> Iterator[tuple[str, str]]:
 
 def _command(command: str, output: str) -> Partial | None:
     parts = command.split()
+    if parts[0] == "sudo":
+        return _command(" ".join(parts[1:]), output) if parts[1:] else None
+    if parts[0] == "nvidia-smi" and (failed := smi.failure(output)):
+        return failed
+    if parts[0] == "nvidia-imex-ctl" and "-q" in parts:
+        return Partial(imex=Imex(ctl_query=_answer(output)))
+    if parts[0] == "ls" and "/dev/nvidia" in command and "imex" not in command:
+        return about_host(device_files=tuple(dict.fromkeys(_DEVICE.findall(output))))
     if command.startswith("ulimit -"):
         return _limit(parts[1], output.strip())
     if parts[0] == "df":
@@ -74,6 +83,12 @@ def _command(command: str, output: str) -> Partial | None:
     if command.startswith("getent hosts"):
         return _addresses(output)
     return None
+
+
+def _answer(output: str) -> str:
+    """The state that ``nvidia-imex-ctl -q`` prints; what it says instead, when it fails, is no silence."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[0][:80] if lines else "no answer"
 
 
 def _limit(flag: str, value: str) -> Partial | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from k3ctl.gpus.types import Gpu, Node, NvmlSystem, Pair
-from k3ctl.host.types import Host, Imex, Service
+from k3ctl.host.types import Host, Imex, Nic, Service
 from k3ctl.host.values import NOT_CAPTURED, Maybe
 
 T = TypeVar("T")
@@ -24,7 +24,8 @@ class Partial:
     pairs: tuple[Pair, ...] = ()
     services: Mapping[str, Service] = field(default_factory=dict)
     imex: Maybe[Imex] = NOT_CAPTURED
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Maybe[Mapping[str, str]] = NOT_CAPTURED
+    nics: tuple[Nic, ...] = ()
     host: Host = Host(hostname="")  # noqa: RUF009 (frozen)
     notes: tuple[str, ...] = ()
 
@@ -76,6 +77,7 @@ def assemble(name: str, parts: Iterable[Partial]) -> tuple[Node, Host]:
         imex=whole.imex,
         env=whole.env,
         gpus=tuple(gpus[index] for index in sorted(gpus)),
-        pairs=tuple(pairs[key] for key in sorted(pairs)),
+        pairs=tuple(pairs[key] for key in sorted(pairs)) or NOT_CAPTURED,
+        nics=whole.nics,
     )
     return node, replace(whole.host, hostname=hostname)

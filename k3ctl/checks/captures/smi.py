@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from k3ctl.checks.captures import words
 from k3ctl.checks.captures.partial import Partial
-from k3ctl.gpus.types import Gpu, Link, Memory, Mig, MigDevice, NvmlSystem, Pci
-from k3ctl.host.values import NOT_CAPTURED, Refused
+from k3ctl.gpus.types import Gpu, Link, Memory, Mig, MigDevice, NvmlSystem, Pci, RemappedRows
+from k3ctl.host.kernel_log import bus_id
+from k3ctl.host.types import Host, Xid
+from k3ctl.host.values import NOT_CAPTURED, Maybe, Refused
 
 _GPU_BLOCK = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*$")
 _LISTED = re.compile(r"^\s*GPU (\d+): (.+?)(?: \(UUID: (\S+)\))?\s*$")
@@ -20,6 +22,36 @@ _SPEED = re.compile(r"([\d.]+) GB/s")
 _DCGM_GPU = re.compile(r"^\s*gpuId (\d+):")
 _DCGM_LINKS = re.compile(r"^\s*([UDX_](?:\s+[UDX_])*)\s*$")
 _ATTACHED = "attached gpus"
+_NO_NVML = re.compile(r"Failed to initialize NVML: ([^\n]+)")
+_NO_HANDLE = re.compile(r"Unable to determine the device handle for (?:GPU\d*:? ?|gpu )?([0-9A-Fa-f:.]+): ([^\n]+)")
+NVML_UNKNOWN_ERROR = 999
+NVML_MESSAGES = {
+    "insufficient permissions": 4,
+    "not found": 6,
+    "driver not loaded": 9,
+    "timeout": 10,
+    "gpu is lost": 15,
+    "gpu access blocked by the operating system": 17,
+    "driver/library version mismatch": 18,
+    "unknown error": NVML_UNKNOWN_ERROR,
+}
+"""NVML's messages and their nvmlReturn_t."""
+_FAILURES = (
+    ("couldn't communicate with the NVIDIA driver", Refused("DriverNotLoaded", 9)),
+    ("No devices were found", Refused("NoDevicesFound", 6)),
+    ("command not found", Refused("LibraryNotFound", 12)),
+)
+
+
+def failure(text: str) -> Partial | None:
+    """What a failed ``nvidia-smi`` says: evidence about the driver, not an empty capture."""
+    if lost := _NO_HANDLE.findall(text):
+        faults = tuple(Xid(bus_id(bus), text=f"nvidia-smi: {said.strip(' .')}") for bus, said in lost)
+        return Partial(host=Host(hostname="", xids=faults))
+    if match := _NO_NVML.search(text):
+        said = match[1].strip(" .")
+        return Partial(nvml=NvmlSystem(error=Refused(said, NVML_MESSAGES.get(said.lower(), NVML_UNKNOWN_ERROR))))
+    return next((Partial(nvml=NvmlSystem(error=error)) for said, error in _FAILURES if said in text), None)
 
 
 def looks_like_query(text: str) -> bool:
@@ -91,7 +123,33 @@ def _queried(index: int, bus: str, fields: dict[str, str], notes: list[str]) -> 
         recovery_action=words.number(words.RECOVERY, action, "GPU recovery action", notes)
         if action.lower() not in words.NOT_AVAILABLE
         else NOT_CAPTURED,
+        remapped_rows=_remapped(fields),
+        clock_event_reasons=_clock_events(fields),
     )
+
+
+def _remapped(fields: dict[str, str]) -> Maybe[RemappedRows]:
+    def read(key: str) -> str:
+        return fields.get(f"remapped rows/{key}", "").lower()
+
+    counts = [read("correctable error"), read("uncorrectable error")]
+    if read("pending") not in ("yes", "no") or not all(count.isdigit() for count in counts):
+        return NOT_CAPTURED
+    failed = read("remapping failure occurred")
+    return RemappedRows(int(counts[0]), int(counts[1]), int(read("pending") == "yes"), int(failed == "yes"))
+
+
+def _clock_events(fields: dict[str, str]) -> Maybe[int]:
+    """The clock event reasons as NVML's mask; the section has had two names."""
+    active = [
+        fields.get(f"{section}/{path}", "").lower()
+        for section in ("clocks event reasons", "clocks throttle reasons")
+        for path in words.CLOCK_EVENTS
+    ]
+    if not any(active):
+        return NOT_CAPTURED
+    bits = [*words.CLOCK_EVENTS.values(), *words.CLOCK_EVENTS.values()]
+    return sum({bit for word, bit in zip(active, bits, strict=True) if word == "active"})
 
 
 def looks_like_list(text: str) -> bool:

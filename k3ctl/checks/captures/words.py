@@ -33,6 +33,15 @@ RECOVERY = {
     "bus reset": 6,
     "system reboot": 7,
 }
+CLOCK_EVENTS = {
+    "sw thermal slowdown": 0x20,
+    "hw slowdown": 0x8,
+    "hw slowdown/hw thermal slowdown": 0x40,
+    "hw slowdown/hw power brake slowdown": 0x80,
+    "hw thermal slowdown": 0x40,
+    "hw power brake slowdown": 0x80,
+}
+"""Lines of nvidia-smi's clock event reasons, and NVML's bits."""
 P2P_STATUS = {"OK": 0, "CNS": 1, "GNS": 2, "TNS": 3, "DR": 4, "NS": 5, "U": 6}
 TOPOLOGY_LEVEL = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
 CONFIGURATION = {"not supported": 0, "none": 1}

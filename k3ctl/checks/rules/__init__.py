@@ -14,6 +14,7 @@ from k3ctl.checks.rules import (
     nvlink,
     probe,
     profile,
+    unread,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "nvlink",
     "probe",
     "profile",
+    "unread",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from k3ctl.checks.domains import Domain
 from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
 from k3ctl.checks.view import ClusterView, NodeView, nccl_version
 from k3ctl.facts.products import Kind
+from k3ctl.host import imex_domain
 
 TWO_DOMAINS = Source("https://github.com/vllm-project/vllm/issues/51986", "2026-08-13")
 DRIVER = Source(
@@ -45,10 +47,43 @@ def _skew(cluster: ClusterView, read: Callable[[NodeView], str | None]) -> str:
     cluster=True,
 )
 def clique_mismatch(cluster: ClusterView) -> Iterator[Hit]:
-    rack = [domain for domain in cluster.domains if domain.product.kind is Kind.NVL72]
-    if len(rack) > 1:
-        parts = [f"{d.name}: {d.size} GPUs on {', '.join(d.hosts)}" for d in rack]
+    for uuid, cliques in _racks(cluster).items():
+        if len(cliques) > 1:
+            parts = [f"clique {d.clique_id}: {d.size} GPUs on {', '.join(d.hosts)}" for d in cliques]
+            yield Hit(f"cluster {uuid}: {'; '.join(parts)}")
+
+
+def _racks(cluster: ClusterView) -> dict[str, list[Domain]]:
+    """The NVLink domains of rack trays by cluster: only cliques of one cluster can be joined."""
+    racks: dict[str, list[Domain]] = defaultdict(list)
+    for domain in cluster.domains:
+        if domain.product.kind is Kind.NVL72:
+            racks[domain.cluster_uuid].append(domain)
+    return racks
+
+
+@rule(
+    "fabric.cluster-mismatch",
+    Severity.FAIL,
+    Area.NVLINK,
+    "The trays are in different NVLink clusters",
+    blocks="tensor parallelism over all of them",
+    remedy="keep each group inside one cluster: these trays hang on different switches, which no partition can join",
+    sources=(
+        TWO_DOMAINS,
+        Source("https://docs.nvidia.com/multi-node-nvlink-systems/", "2026-09", "cluster UUID, then clique"),
+    ),
+    cluster=True,
+)
+def cluster_mismatch(cluster: ClusterView) -> Iterator[Hit]:
+    racks = _racks(cluster)
+    if len(racks) > 1:
+        parts = [f"{uuid}: {', '.join(_hosts(found))}" for uuid, found in racks.items()]
         yield Hit("; ".join(parts))
+
+
+def _hosts(found: Iterable[Domain]) -> list[str]:
+    return sorted({host for domain in found for host in domain.hosts})
 
 
 @rule(
@@ -134,9 +169,40 @@ def imex_everywhere(cluster: ClusterView) -> Iterator[Hit]:
     from k3ctl.checks.verdict import imex
 
     trays = [view for view in cluster.views if view.product.kind is Kind.NVL72]
-    missing = [view.node.hostname for view in trays if imex(view.node, view.product) == "missing"]
-    if len(trays) > 1 and missing:
-        yield Hit(f"missing on {', '.join(missing)}")
+    missing = [v.node.hostname for v in trays if imex(v.node, v.product, v.imex_domain) == "missing"]
+    wanted = cluster.requires.nodes if cluster.requires else 0
+    if max(len(trays), wanted) > 1 and missing:
+        yield Hit(f"IMEX not usable on {', '.join(missing)}")
+
+
+@rule(
+    "imex.several-domains",
+    Severity.FAIL,
+    Area.MULTI_NODE,
+    "Trays of one NVLink domain are in different IMEX domains",
+    blocks="groups over trays of different IMEX domains: fabric handles of one cannot be imported in the other",
+    remedy="list all trays of the group in one nodes_config.cfg (in Kubernetes: one ComputeDomain), the same on each "
+    "of them, and restart nvidia-imex",
+    sources=(
+        Source("https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/issues/892", "2026-02-25"),
+        Source("https://github.com/meta-pytorch/torchcomms/pull/3517", "2026-08-08"),
+        Source("https://github.com/pytorch/pytorch/pull/178989", "2026-04-01"),
+    ),
+    cluster=True,
+)
+def several_imex_domains(cluster: ClusterView) -> Iterator[Hit]:
+    """Every tray's own table may say UP: only the tables side by side tell."""
+    for domain in cluster.domains:
+        if domain.product.kind is not Kind.NVL72:
+            continue
+        tables = [(v.node.hostname, v.imex_domain) for v in cluster.views if v.node.hostname in domain.hosts]
+        of = imex_domain.membership((tray, table) for tray, table in tables if table)
+        if len(set(of.values())) > 1:
+            parts = [
+                f"{', '.join(tray for tray in of if of[tray] == nodes)} list only {', '.join(sorted(nodes))}"
+                for nodes in dict.fromkeys(of.values())
+            ]
+            yield Hit(f"{len(parts)} different IMEX domains: {'; '.join(parts)}")
 
 
 @rule(

@@ -14,7 +14,7 @@ MISMATCH = Source("https://github.com/vllm-project/vllm/issues/29737", "2025-11-
 CUDA13 = 13000
 GPU_PROFILES = "every profile that needs a GPU"
 
-LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED, LIB_RM_MISMATCH = 12, 9, 18
+LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED, LIB_RM_MISMATCH, UNKNOWN_ERROR = 12, 9, 18, 999
 EXPLAINED = (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED, LIB_RM_MISMATCH)
 CUDA_ERRORS = {
     802: (
@@ -99,8 +99,35 @@ def library_mismatch(view: NodeView) -> Iterator[Hit]:
 )
 def nvml_error(view: NodeView) -> Iterator[Hit]:
     error = view.node.nvml.error
-    if error is not None and error.code >= 0 and error.code not in EXPLAINED:
+    if error is not None and error.code >= 0 and error.code not in EXPLAINED and not _cut_off(view):
         yield Hit(f"nvmlInit: {error.na} (code {error.code})")
+
+
+def _cut_off(view: NodeView) -> bool:
+    """NVML says Unknown Error although the devices are there: the fault of a container, not of a driver."""
+    error = view.node.nvml.error
+    devices = bool(view.host and view.host.device_files) or view.node.virt == "container"
+    return error is not None and error.code == UNKNOWN_ERROR and devices
+
+
+@rule(
+    "driver.container-lost-gpus",
+    Severity.FAIL,
+    Area.DRIVER,
+    "The container has lost its GPUs",
+    blocks=GPU_PROFILES,
+    remedy="restart the container; to keep it from coming back pass the GPUs by CDI or as explicit device nodes, "
+    "and make the /dev/char links: `systemctl daemon-reload` on the host rewrites a container's device cgroup",
+    sources=(
+        Source("https://github.com/NVIDIA/nvidia-container-toolkit/issues/48", "2023-02-07"),
+        Source("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1227", "2025-08-07"),
+    ),
+)
+def container_lost(view: NodeView) -> Iterator[Hit]:
+    if _cut_off(view):
+        devices = ", ".join((view.host.device_files if view.host else None) or ())
+        there = f"{devices} there" if devices else "inside a container"
+        yield Hit(f"NVML: Unknown Error (code {UNKNOWN_ERROR}), {there}")
 
 
 @rule(

@@ -11,7 +11,7 @@ from k3ctl.checks.view import NodeView
 from k3ctl.facts.products import Kind
 from k3ctl.gpus.nvml import is_zero
 from k3ctl.gpus.types import Fabric, Gpu
-from k3ctl.host.values import NOT_CAPTURED
+from k3ctl.host.values import NOT_CAPTURED, known
 
 FABRIC_API = Source("https://docs.nvidia.com/deploy/nvml-api/structnvmlGpuFabricInfo__v3__t.html", "2026-01")
 FABRIC_MASK = Source("https://docs.nvidia.com/deploy/nvml-api/group__nvmlFabricDefs.html", "2026-01")
@@ -197,14 +197,14 @@ def unhealthy_gpu(view: NodeView) -> Iterator[Hit]:
     for gpu, fabric in _fabrics(view):
         if not unhealthy(gpu):
             continue
-        health = HealthMask(fabric.health_mask)
+        health = HealthMask.of(fabric)
         what = ["route unhealthy"] * health.route_unhealthy
         if health.incorrect_configuration > 1:
             number = health.incorrect_configuration
             what.append(f"incorrect configuration: {CONFIGURATION.get(number, f'code {number}')}")
         if fabric.health_summary == 2:
             what.append("summary unhealthy")
-        yield Hit(f"{', '.join(what)} (health mask {fabric.health_mask:#x})", gpu.label)
+        yield Hit(f"{', '.join(what)} (health mask {known(fabric.health_mask, 0):#x})", gpu.label)
 
 
 @rule(
@@ -219,13 +219,13 @@ def unhealthy_gpu(view: NodeView) -> Iterator[Hit]:
 )
 def degraded(view: NodeView) -> Iterator[Hit]:
     for gpu, fabric in _fabrics(view):
-        health = HealthMask(fabric.health_mask)
+        health = HealthMask.of(fabric)
         what = ["bandwidth degraded"] * health.degraded_bandwidth
         what += ["route recovery in progress"] * health.route_recovery
         what += ["access timeout recovery"] * health.access_timeout_recovery
         what += ["limited capacity"] * (fabric.health_summary == 3)
         if what and not unhealthy(gpu):
-            yield Hit(f"{', '.join(what)} (health mask {fabric.health_mask:#x})", gpu.label)
+            yield Hit(f"{', '.join(what)} (health mask {known(fabric.health_mask, 0):#x})", gpu.label)
 
 
 @rule(
@@ -240,8 +240,8 @@ def degraded(view: NodeView) -> Iterator[Hit]:
 )
 def no_partition(view: NodeView) -> Iterator[Hit]:
     for gpu, fabric in _fabrics(view):
-        if HealthMask(fabric.health_mask).partition_unassigned:
-            yield Hit(f"health mask {fabric.health_mask:#x}", gpu.label)
+        if HealthMask.of(fabric).partition_unassigned:
+            yield Hit(f"health mask {known(fabric.health_mask, 0):#x}", gpu.label)
 
 
 @rule(
@@ -256,8 +256,8 @@ def no_partition(view: NodeView) -> Iterator[Hit]:
 )
 def manager_disconnected(view: NodeView) -> Iterator[Hit]:
     for gpu, fabric in _fabrics(view):
-        if HealthMask(fabric.health_mask).manager_disconnected:
-            yield Hit(f"health mask {fabric.health_mask:#x}", gpu.label)
+        if HealthMask.of(fabric).manager_disconnected:
+            yield Hit(f"health mask {known(fabric.health_mask, 0):#x}", gpu.label)
 
 
 @rule(

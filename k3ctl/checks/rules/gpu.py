@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from k3ctl.checks.finding import Area, Hit, Severity, Source, rule
-from k3ctl.checks.products import SWITCHED
+from k3ctl.checks.products import SWITCHED, chip_of
 from k3ctl.checks.view import NodeView
 from k3ctl.facts.products import Kind
-from k3ctl.gpus.types import Gpu
+from k3ctl.gpus.types import Gpu, Memory
 from k3ctl.host.values import Refused, known
 
 NVML_DEVICE = Source("https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html", "2026-11")
@@ -20,6 +20,10 @@ RECOVERY_FLAGS = Source(
 )
 RECOVERY = Source("https://github.com/utkuozdemir/nvidia_gpu_exporter/pull/448", "2026-07-06")
 GPU_IS_LOST = 15
+SAME_MEMORY = 0.98
+"""Share of the largest memory above which two GPUs have the same; firmware reserves slightly different amounts."""
+SHORT_BOARDS = {3: 4, 5: 8, 6: 8, 7: 8}
+"""GPUs seen on one switch → GPUs of the smallest board or tray that may hold them."""
 HW_THERMAL, HW_SLOWDOWN, POWER_BRAKE, SW_THERMAL = 0x40, 0x8, 0x80, 0x20
 
 RECOVERY_ACTIONS = {
@@ -58,15 +62,69 @@ def lost(view: NodeView) -> Iterator[Hit]:
     blocks="tensor parallelism over the whole board",
     remedy="read `dmesg` and `lspci | grep -i nvidia`; reseat or reset the missing GPU before serving",
     sources=(Source("https://github.com/NVIDIA/gpu-operator/issues/2511", "2026-06-02", "7 of 8 attached"),),
-    kinds=SWITCHED,
+    kinds=SWITCHED | {Kind.UNKNOWN},
 )
 def missing(view: NodeView) -> Iterator[Hit]:
-    expected, seen = view.product.expected_gpus, len(view.node.gpus)
+    expected, seen = view.product.expected_gpus or _on_a_switch(view), len(view.node.gpus)
     if expected is None or seen >= expected or view.node.virt == "container":
         return
     if view.product.kind is Kind.NVL72 and seen in (1, 2) and view.node.virt != "none":
         return
     yield Hit(f"{seen} of {expected} GPUs visible")
+
+
+def _on_a_switch(view: NodeView) -> int | None:
+    """GPUs that a board of an unknown product should have, when all that are seen reach each other over NVLink."""
+    seen = len(view.node.present)
+    joined = [known(pair.p2p.nvlink, -1) == 0 for pair in view.node.pairs]
+    if seen not in SHORT_BOARDS or len(joined) != seen * (seen - 1) // 2 or not all(joined):
+        return None
+    return SHORT_BOARDS[seen]
+
+
+@rule(
+    "product.odd-gpu",
+    Severity.FAIL,
+    Area.GPU,
+    "A GPU is of another product than the others of its board",
+    blocks="any group that includes this GPU",
+    remedy="have the module replaced by one of the board's product; until then leave this GPU out",
+    sources=(NVML_DEVICE,),
+)
+def odd_gpu(view: NodeView) -> Iterator[Hit]:
+    """A display card beside a whole board is none of it; one in the place of a module is."""
+    chips = {gpu.index: chip_of(known(gpu.name, "")) for gpu in view.node.present if known(gpu.name, "")}
+    usual = view.product.chip
+    odd = [index for index, chip in chips.items() if chip != usual]
+    whole = len(chips) - len(odd) >= (view.product.expected_gpus or len(chips))
+    if not usual or not odd or whole:
+        return
+    for gpu in view.node.present:
+        if gpu.index in odd:
+            count = len(chips) - len(odd)
+            what = f"is {gpu.name}; the other {count} GPUs of the board have the chip {usual}"
+            yield Hit(f"GPU {gpu.index} {what}", gpu.label)
+
+
+@rule(
+    "product.odd-memory",
+    Severity.WARN,
+    Area.GPU,
+    "A GPU has less memory than the others of this host",
+    blocks="the use of the others' memory: a tensor-parallel group takes what its smallest GPU has",
+    remedy="compare `nvidia-smi -q` of this GPU with the others; a module of another variant, or retired memory",
+    sources=(NVML_DEVICE,),
+)
+def odd_memory(view: NodeView) -> Iterator[Hit]:
+    sizes = {gpu: gpu.memory.total for gpu in _same_chip(view) if isinstance(gpu.memory, Memory)}
+    most = max(sizes.values(), default=0)
+    for gpu, size in sizes.items():
+        if size < most * SAME_MEMORY:
+            yield Hit(f"{size / 2**30:.1f} GiB, another has {most / 2**30:.1f} GiB", gpu.label)
+
+
+def _same_chip(view: NodeView) -> list[Gpu]:
+    return [gpu for gpu in view.node.present if chip_of(known(gpu.name, "")) == view.product.chip]
 
 
 @rule(

@@ -33,8 +33,33 @@ def _may_need_imex(view: NodeView) -> bool:
 )
 def no_channel(view: NodeView) -> Iterator[Hit]:
     imex = view.node.imex
-    if _may_need_imex(view) and isinstance(imex, Imex) and not imex.channels:
+    if _may_need_imex(view) and isinstance(imex, Imex) and imex.channels == ():
         yield Hit("/dev/nvidia-caps-imex-channels holds no channel")
+
+
+def _query(view: NodeView) -> str | None:
+    return view.node.imex.ctl_query if isinstance(view.node.imex, Imex) else None
+
+
+@rule(
+    "imex.not-ready",
+    Severity.FAIL,
+    Area.MULTI_NODE,
+    "IMEX says that it is not ready",
+    blocks=ACROSS,
+    remedy="read /var/log/nvidia-imex.log; compare /etc/nvidia-imex/nodes_config.cfg over the trays, and restart "
+    "nvidia-imex on all of them",
+    sources=(
+        GUIDE,
+        Source("https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/issues/626", "2025-09-26"),
+    ),
+    kinds=RACK_OR_UNKNOWN,
+)
+def not_ready(view: NodeView) -> Iterator[Hit]:
+    """Whatever systemd says of the service: the process may be there and wait for its peers."""
+    answer = _query(view)
+    if answer is not None and answer not in imex_domain.READY_ANSWERS:
+        yield Hit(f"`nvidia-imex-ctl -q` answers {answer} (IMEX not ready)")
 
 
 @rule(
@@ -50,6 +75,8 @@ def no_channel(view: NodeView) -> Iterator[Hit]:
 def service_inactive(view: NodeView) -> Iterator[Hit]:
     service = view.node.services.get("nvidia-imex")
     inside = view.node.virt == "container"
+    if _query(view) in imex_domain.READY_ANSWERS:
+        return  # it answers: systemd may start it under another name, or it runs in a container
     if (
         _may_need_imex(view)
         and service

@@ -30,9 +30,8 @@ HARDWARE_XIDS = frozenset(
 def off_bus(view: NodeView) -> Iterator[Hit]:
     for fault in _faults(view):
         if fault.code in (None, OFF_BUS_XID):
-            yield Hit(
-                f"kernel log: Xid {fault.code}" if fault.code else "kernel log, without an Xid", fault.bus_id
-            )
+            without = fault.text if fault.text.startswith("nvidia-smi") else "kernel log, without an Xid"
+            yield Hit(f"kernel log: Xid {fault.code}" if fault.code else without, fault.bus_id)
 
 
 @rule(

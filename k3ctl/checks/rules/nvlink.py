@@ -10,7 +10,7 @@ from k3ctl.checks.multicast import FORBIDDING, NO
 from k3ctl.checks.products import GPU_KINDS, SWITCHED
 from k3ctl.checks.view import NodeView
 from k3ctl.facts.products import Kind
-from k3ctl.host.values import known
+from k3ctl.host.values import known, unread
 
 LINKS_ARE_NO_PROOF = Source("https://github.com/Dstack-TEE/dstack/pull/1167", "2026-09-02")
 DCGM = Source(
@@ -21,6 +21,7 @@ TOPOLOGY = Source("https://github.com/sgl-project/sglang/issues/11208", "2025-10
 NVLS_ENV = Source("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html", "2026-11")
 FORCED_OFF = Source("https://github.com/lightseekorg/tokenspeed/pull/1127", "2026-08-18")
 NEEDS_MULTICAST = Source("https://github.com/vllm-project/vllm/issues/50179", "2026-07-28")
+JOINED_BOARDS = SWITCHED | {Kind.UNKNOWN}
 SPECIALIZED = "the specialized decode path (TP8, TP16)"
 
 
@@ -38,7 +39,47 @@ def none(view: NodeView) -> Iterator[Hit]:
     gpus = view.node.present
     read = any(isinstance(gpu.architecture, int) for gpu in gpus) or bool(view.node.pairs)
     if read and not any(gpu.links for gpu in gpus):
-        yield Hit(f"{len(view.node.present)} GPU(s) without NVLinks ({view.product.id})")
+        yield Hit(
+            f"{len(view.node.present)} GPU(s) without NVLinks ({view.product.id})",
+            remedy="fit NVLink bridges, where cards of this product take them" if view.product.chip else None,
+        )
+
+
+@rule(
+    "nvlink.odd-gpu",
+    Severity.FAIL,
+    Area.NVLINK,
+    "One GPU has no NVLink, the others of its board have",
+    blocks="any group that includes this GPU",
+    remedy="leave this GPU out; reset it, then have its baseboard connection checked",
+    sources=(LINKS_ARE_NO_PROOF, TOPOLOGY),
+    kinds=JOINED_BOARDS,
+)
+def odd_gpu(view: NodeView) -> Iterator[Hit]:
+    """By the links where they were read, else by the matrix: joined to none, while the others are to each other."""
+    gpus = [gpu for gpu in view.node.present if not gpu.in_mig_mode]
+    linked = [gpu for gpu in gpus if gpu.links]
+    bare = [gpu for gpu in gpus if not unread(gpu.links) and not gpu.links]
+    if not linked and len(groups := _joined(view)) > 1:
+        alone = [group for group in groups if len(group) == 1]
+        if len(alone) < len(groups) == len(alone) + 1 and len(gpus) - len(alone) > len(alone):
+            bare = [gpu for gpu in gpus if {gpu.index} in alone]
+            linked = [gpu for gpu in gpus if gpu not in bare]
+    if linked:
+        for gpu in bare:
+            yield Hit(f"GPU {gpu.index} has no NVLink, {len(linked)} others have", gpu.label)
+
+
+def _joined(view: NodeView) -> list[set[int]]:
+    """The GPUs by who reaches whom over NVLink in the matrix; empty when a pair of it was not read."""
+    groups = [{gpu.index} for gpu in view.node.present]
+    if any(unread(pair.p2p.nvlink) for pair in view.node.pairs) or not view.node.pairs:
+        return []
+    for pair in view.node.pairs:
+        if pair.p2p.nvlink == 0:
+            touching = [group for group in groups if group & {pair.a, pair.b}]
+            groups = [group for group in groups if group not in touching] + [set().union(*touching)]
+    return groups
 
 
 @rule(
