@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from k3ctl.checks import multicast, rules
@@ -32,10 +32,19 @@ def evaluate(
     section) its demands are judged too, and findings about what the profile does not need are left out;
     ``tensor_parallel`` is the group that has to be in one NVLink domain (0: all of the profile's GPUs).
     """
-    views = [view_of(node, _host_of(node, host, len(snapshot.nodes))) for node in snapshot.nodes]
+    views = views_of(snapshot, host)
     cluster = ClusterView(views, domains(snapshot), requires, tensor_parallel)
-    found = sort([*_node_findings(views), *_cluster_findings(cluster)])
-    return found if requires is None else [finding for finding in found if concerns(finding, requires)]
+    return sort(concerning([*node_findings(views), *cluster_findings(cluster)], requires))
+
+
+def views_of(snapshot: Snapshot, host: Hosts = None) -> list[NodeView]:
+    """The hosts of ``snapshot`` with their facts and what follows from them."""
+    return [view_of(node, _host_of(node, host, len(snapshot.nodes))) for node in snapshot.nodes]
+
+
+def concerning(findings: Iterable[Finding], requires: Requires | None) -> list[Finding]:
+    """The findings that a profile with these requirements cares about; all of them without any."""
+    return [finding for finding in findings if requires is None or concerns(finding, requires)]
 
 
 def concerns(finding: Finding, requires: Requires) -> bool:
@@ -81,7 +90,8 @@ def _host_of(node: Node, host: Hosts, count: int) -> Host | None:
     return host.get(node.hostname)
 
 
-def _node_findings(views: list[NodeView]) -> Iterator[Finding]:
+def node_findings(views: Sequence[NodeView]) -> Iterator[Finding]:
+    """Every finding about single hosts."""
     for rule in RULES.values():
         if rule.cluster:
             continue
@@ -91,7 +101,8 @@ def _node_findings(views: list[NodeView]) -> Iterator[Finding]:
                     yield rule.finding(hit, view.node.hostname)
 
 
-def _cluster_findings(cluster: ClusterView) -> Iterator[Finding]:
+def cluster_findings(cluster: ClusterView) -> Iterator[Finding]:
+    """Every finding about the hosts together."""
     for rule in RULES.values():
         if rule.cluster:
             for hit in rule.check(cluster):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from k3ctl.checks.domains import Domain, domains
 from k3ctl.checks.evaluate import evaluate, sort
-from k3ctl.checks.finding import Area, Finding, Severity
+from k3ctl.checks.finding import Finding, Severity
 from k3ctl.checks.merge import Gathered
-from k3ctl.checks.products import classify
 from k3ctl.checks.verdict import Verdict, verdict
 from k3ctl.gpus.files import to_json
 from k3ctl.gpus.types import Snapshot
@@ -18,25 +17,27 @@ from k3ctl.host.codec import encode
 from k3ctl.host.types import SCHEMA as HOST_SCHEMA
 from k3ctl.host.types import Host
 
-if TYPE_CHECKING:
-    from k3ctl.profiles.schema import Profile
-
 SCHEMA = "k3ctl.doctor/1"
 
 
 @dataclass(frozen=True)
 class Runnable:
-    """Whether a profile's requirements are met by the hosts of a report; ``reasons`` say why not.
+    """Whether a profile can be started on the hosts of a report; ``reasons`` say why not, or what is not known.
 
-    ``hosts`` is how many hosts the profile needs when this report covers fewer (their own share was judged), else 0.
-    ``other_hardware`` is set when there is not one GPU of the kind it needs.
+    ``standing`` is the preflight's answer in a word. ``hosts`` is how many hosts the profile needs when this report
+    covers fewer, else 0. ``group`` and ``left_out`` are the hosts it would take, and what it leaves out because of a
+    fault. ``other_hardware``: there is not one GPU of the kind it needs.
     """
 
     profile: str
     possible: bool
+    standing: str
     reasons: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     hosts: int = 0
     other_hardware: bool = False
+    group: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,14 @@ class Report:
     findings: tuple[Finding, ...]
     runnable: tuple[Runnable, ...] = ()
     profile: str | None = None
+    answer: Mapping[str, Any] | None = None
+    """The preflight of ``profile``."""
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def undecided(self) -> bool:
+        """The profile's verdict rests on something that was not read."""
+        return self.answer is not None and self.answer["standing"] == "may run"
 
     @property
     def failed(self) -> bool:
@@ -69,6 +77,7 @@ class Report:
             "findings": [finding.to_json() for finding in self.findings],
             "counts": {s.name.lower(): sum(f.severity is s for f in self.findings) for s in Severity},
             "profile": self.profile,
+            "preflight": self.answer,
             "can_run": [encode(entry) for entry in self.runnable],
             "notes": list(self.notes),
             "snapshot": to_json(self.snapshot),
@@ -76,40 +85,27 @@ class Report:
         }
 
 
-def judge(gathered: Gathered, *, profile: Profile | None = None, profiles: Iterable[Profile] = ()) -> Report:
-    """Judge a reading. ``profile`` narrows the findings; ``profiles`` are tried for "what can run here"."""
-    requires = profile.requires if profile else None
+def describe(
+    gathered: Gathered,
+    runnable: tuple[Runnable, ...] = (),
+    *,
+    profile: str | None = None,
+    findings: tuple[Finding, ...] | None = None,
+    answer: Mapping[str, Any] | None = None,
+) -> Report:
+    """The report about what was read; ``findings`` are all of them, unless a ``profile`` has narrowed them."""
     snapshot, hosts = gathered.snapshot, gathered.hosts
+    found = tuple(sort([*evaluate(snapshot, hosts), *gathered.findings])) if findings is None else findings
     return Report(
         snapshot=snapshot,
         hosts=hosts,
-        verdict=verdict(snapshot),
+        verdict=verdict(snapshot, hosts),
         domains=tuple(domains(snapshot)),
-        findings=tuple(sort([*evaluate(snapshot, hosts, requires, _group(profile)), *gathered.findings])),
-        runnable=tuple(_runnable(p, snapshot, hosts) for p in profiles),
-        profile=profile.name if profile else None,
+        findings=found,
+        runnable=runnable,
+        profile=profile,
+        answer=answer,
         notes=gathered.notes,
-    )
-
-
-def _group(profile: Profile | None) -> int:
-    """The profile's tensor-parallel size; 0 when it does not say."""
-    size = profile.serve.args.get("tensor_parallel_size", 0) if profile else 0
-    return size if isinstance(size, int) else 0
-
-
-def _runnable(profile: Profile, snapshot: Snapshot, hosts: Mapping[str, Host]) -> Runnable:
-    requires = profile.requires
-    found = evaluate(snapshot, hosts, requires, _group(profile))
-    failed = [finding for finding in found if finding.severity is Severity.FAIL]
-    own = [finding for finding in failed if finding.area is Area.PROFILE] or failed
-    chips = {classify(node).chip for node in snapshot.nodes}
-    return Runnable(
-        profile=profile.name,
-        possible=not failed,
-        reasons=tuple(dict.fromkeys(finding.evidence for finding in own)),
-        hosts=requires.nodes if len(snapshot.nodes) < requires.nodes else 0,
-        other_hardware=bool(requires.gpus and requires.gpu) and not chips & set(requires.gpu),
     )
 
 

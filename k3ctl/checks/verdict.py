@@ -83,7 +83,9 @@ def imex(node: Node, product: Product, domain: ImexDomain | None = None) -> str:
 
 def _imex(trays: list[tuple[Node, Product, ImexDomain | None]]) -> str:
     words = [imex(node, product, domain) for node, product, domain in trays]
-    listed = [(node.hostname, domain) for node, product, domain in trays if product.kind is Kind.NVL72 and domain]
+    listed = [
+        (node.hostname, domain) for node, product, domain in trays if product.kind is Kind.NVL72 and domain
+    ]
     apart = len(set(imex_domain.membership(listed).values())) > 1
     return MISSING if apart else _worst(words)
 

@@ -79,7 +79,7 @@ class LiveReader:
                 continue
             gpu = self._gpu(reader, handle, index)
             gpus.append(gpu)
-            traffic[index] = _traffic(reader, handle, gpu.links)
+            traffic[index] = _traffic(reader, handle, known(gpu.links, ()))
         driver = reader.get("nvmlSystemGetDriverVersion", conv=str)
         return LiveReading(NvmlSystem(driver=driver or None), tuple(gpus), traffic)
 
@@ -97,7 +97,7 @@ class LiveReader:
             return self._fixed[index]
         fixed = self._fixed[index]
         fresh = nvml.live_fields(r, h)
-        return replace(fixed, **fresh, links=_links(r, h, fixed.links))
+        return replace(fixed, **fresh, links=_links(r, h, known(fixed.links, ())))
 
 
 def _links(r: Reader, h: Any, links: tuple[Link, ...]) -> tuple[Link, ...]:

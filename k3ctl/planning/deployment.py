@@ -61,10 +61,11 @@ class Deployment:
         return self.config.get(key, default)
 
     def env(self, name: str) -> str | None:
-        """A variable of the engine's environment: set by us, else already set on the hosts."""
-        if name in self.config.env:
-            return self.config.env[name]
-        return (self.hardware.environment or {}).get(name) if self.hardware else None
+        """A variable of the engine's environment: typed, else already set on the hosts, else the profile's."""
+        on_hosts = (self.hardware.environment or {}) if self.hardware else {}
+        if name in on_hosts and not self.config.insists_on(name):
+            return on_hosts[name]
+        return self.config.env.get(name)
 
     def env_flag(self, name: str) -> bool | None:
         """A boolean variable; None when it is not set."""

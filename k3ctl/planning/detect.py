@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+from k3ctl.checks import merge
 from k3ctl.checks.domains import Domain as NvlinkDomain
 from k3ctl.checks.domains import domains as nvlink_domains
+from k3ctl.checks.merge import Gathered
 from k3ctl.checks.multicast import combined, judge
 from k3ctl.checks.products import classify
 from k3ctl.errors import UsageError
 from k3ctl.facts import products
-from k3ctl.gpus import collect, files
+from k3ctl.gpus import collect
 from k3ctl.gpus.types import Gpu, Memory, Node, Snapshot
 from k3ctl.host.values import known
 from k3ctl.planning.hardware import Domain, Hardware, described, none
@@ -29,13 +32,18 @@ def given(entries: Iterable[str]) -> Hardware:
             f"no snapshot file `{missing[0]}`",
             hint="write one with `k3ctl doctor --json > node.json`, or describe the hardware: `GB300:16`",
         )
-    snapshots = [files.load(path) for path in paths]
-    return from_snapshots(snapshots, source=", ".join(path.name for path in paths))
+    return of_machines(merge.read(paths), source=", ".join(path.name for path in paths))
 
 
 def this_host() -> Hardware:
-    """The GPUs of this host, read by NVML."""
-    return from_snapshots([collect.snapshot()], source="this host")
+    """This host: its GPUs, read by NVML, and the facts beside them."""
+    read = collect.reading()
+    return of_machines(Gathered(read.snapshot, {read.host.hostname: read.host}), source="this host")
+
+
+def of_machines(machines: Gathered, source: str) -> Hardware:
+    """The hardware in what was read; it remembers the readings."""
+    return replace(from_snapshots([machines.snapshot], source), machines=machines)
 
 
 def from_snapshots(snapshots: Iterable[Snapshot], source: str) -> Hardware:

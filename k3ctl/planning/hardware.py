@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from k3ctl.checks.merge import Gathered
 from k3ctl.errors import UsageError, unknown
 from k3ctl.facts import products
 from k3ctl.facts.products import PRODUCTS, GpuProduct, Kind
@@ -49,6 +50,8 @@ class Hardware:
     environment: Mapping[str, str] | None = None
     """Variables that the hosts already have set."""
     notes: tuple[str, ...] = ()
+    machines: Gathered | None = field(default=None, repr=False, compare=False)
+    """The readings that it was made of; None where it was described."""
 
     @property
     def chip(self) -> str:

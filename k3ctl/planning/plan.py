@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from k3ctl.checks.finding import Finding as Reason
 from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.planning import budget, memory
 from k3ctl.planning.deployment import Deployment
 from k3ctl.planning.estimate import Estimate, estimate
 from k3ctl.planning.memory import MemoryPlan
+from k3ctl.planning.preflight import Preflight, preflight
 from k3ctl.planning.rules import ALL, Effect, Finding, evaluate
 
 TYPICAL_TOKENS = 9000
@@ -26,22 +28,36 @@ class Plan:
     """For a deployment that does not ask for the specialized path: what would stand against it."""
     memory: MemoryPlan | None
     estimate: Estimate | None
+    preflight: Preflight
 
     @property
-    def blocking(self) -> tuple[Finding, ...]:
-        """Findings for which it must not be started."""
-        return tuple(f for f in self.findings if f.rule.effect.blocks)
+    def blocking(self) -> tuple[Reason, ...]:
+        """Reasons for which it must not be started: of the machines and of the configuration."""
+        return self.preflight.blocking
+
+    @property
+    def machine(self) -> tuple[Reason, ...]:
+        """Reasons that only the machines give, unknowns included."""
+        rules = {finding.rule.id for finding in self.findings}
+        return tuple(reason for reason in self.preflight.reasons if reason.id not in rules)
 
     @property
     def can_run(self) -> bool:
-        """Nothing stands against starting it."""
+        """Nothing that is known stands against starting it."""
         return not self.blocking
 
     @property
+    def certain(self) -> bool:
+        """All that the verdict rests on was read, or was given as healthy hardware."""
+        return not self.preflight.unknowns
+
+    @property
     def verdict(self) -> str:
-        """``cannot run``, ``specialized``, ``partly specialized`` or ``standard``."""
+        """``cannot run``, ``may run``, ``specialized``, ``partly specialized`` or ``standard``."""
         if not self.can_run:
             return "cannot run"
+        if not self.certain:
+            return "may run"
         if not self.deployment.specialized:
             return "standard"
         partly = any(
@@ -77,6 +93,7 @@ class Plan:
             "can_run": self.can_run,
             "vllm": d.vllm,
             "hardware": d.hardware.json() if d.hardware else None,
+            "preflight": self.preflight.json(),
             "findings": [finding.json() for finding in self.findings],
             "if_specialized": [finding.json() for finding in self.if_specialized],
             "memory": self.memory.json() if self.memory else None,
@@ -85,9 +102,11 @@ class Plan:
         }
 
 
-def make(deployment: Deployment) -> Plan:
-    """The plan of ``deployment``."""
-    findings = tuple(evaluate(ALL, deployment))
+def make(deployment: Deployment, *, share: bool = False) -> Plan:
+    """The plan of ``deployment``, on the machines that its hardware was read from; ``share``: some of its hosts."""
+    machines = deployment.hardware.machines if deployment.hardware else None
+    answer = preflight(deployment, machines, share=share)
+    deployment, findings = answer.deployment, answer.rules
     hypothetical: tuple[Finding, ...] = ()
     if not deployment.specialized:
         plain = {finding.rule.id for finding in findings}
@@ -99,6 +118,7 @@ def make(deployment: Deployment) -> Plan:
         if_specialized=hypothetical,
         memory=_memory(deployment),
         estimate=_estimate(deployment, findings),
+        preflight=answer,
     )
 
 

@@ -66,7 +66,8 @@ class Candidate:
             "score": round(self.score, 1),
             "replicas": self.replicas,
             "reason": self.reason,
-            "blocking": [finding.hit.found for finding in self.plan.blocking],
+            "standing": self.plan.preflight.standing.value,
+            "blocking": [reason.evidence for reason in self.plan.blocking],
         }
 
 
@@ -131,13 +132,20 @@ class _Race:
         # requests beyond max_num_seqs wait, so all of them share what the admitted ones get
         return plan.estimate.tok_s / (plan.deployment.workload.concurrency or 1)
 
-    def order(self, candidate: Candidate, best: float) -> tuple[bool, bool, bool, float]:
-        """Best first; among equals within the estimates' error, the profile made for the objective.
+    def order(self, candidate: Candidate, best: float) -> tuple[bool, bool, bool, bool, float]:
+        """What surely runs first, then the best; within the error the profile made for the objective.
 
         Failing that, the one for latency: the others carry parts that the estimates do not model.
         """
         goal, level = candidate.profile.goal, candidate.score >= best * (1 - ERROR)
-        return not level, goal != self.objective.value, goal != Objective.LATENCY.value, -candidate.score
+        sure = candidate.plan.certain
+        return (
+            not sure,
+            not level,
+            goal != self.objective.value,
+            goal != Objective.LATENCY.value,
+            -candidate.score,
+        )
 
     def describe(self, candidate: Candidate) -> str:
         """The candidate's score in words, marked as an estimate."""
@@ -204,11 +212,15 @@ def _out_of_the_race(profile: Profile, hardware: Hardware, plan: Plan) -> str:
 
 
 def _main_reason(plan: Plan) -> str:
-    """The wrong product alone, or all that the hardware lacks, or the first thing that vLLM trips over."""
-    first = plan.blocking[0]
-    if first.rule.id == "requires.gpu" or first.rule.effect is not Effect.IMPOSSIBLE:
-        return first.hit.found
-    return "; ".join(f.hit.found for f in plan.blocking if f.rule.effect is Effect.IMPOSSIBLE)
+    """The wrong product alone, or all that the machines lack, or the first thing that vLLM trips over."""
+    impossible = {f.rule.id for f in plan.findings if f.rule.effect is Effect.IMPOSSIBLE}
+    machine = {reason.id for reason in plan.machine}
+    first, *_ = plan.blocking
+    if first.id == "requires.gpu" or first.id not in impossible | machine:
+        return first.evidence
+    # what a single host or GPU lacks is in the sentence about the group
+    lacking = [r.evidence for r in plan.blocking if not r.node and r.id in impossible | machine]
+    return "; ".join(dict.fromkeys(lacking))
 
 
 def _replicas(deployment: Deployment, hardware: Hardware) -> int:

@@ -45,6 +45,14 @@ class ResolvedConfig:
         """The same configuration serving the model in ``path``."""
         return replace(self, model=str(path))
 
+    def insists_on(self, variable: str) -> bool:
+        """Whether the environment variable was typed or exported: a host's own setting then gives way.
+
+        A variable that only the profile sets gives way to the host's, as it does to the caller's environment.
+        """
+        origin = self.origins.get(f"env.{variable}")
+        return origin is not None and origin.source in ("flag", "env")
+
     @property
     def needs_generated_model(self) -> bool:
         """Whether the model has to be made before the start."""

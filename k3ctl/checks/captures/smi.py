@@ -23,7 +23,9 @@ _DCGM_GPU = re.compile(r"^\s*gpuId (\d+):")
 _DCGM_LINKS = re.compile(r"^\s*([UDX_](?:\s+[UDX_])*)\s*$")
 _ATTACHED = "attached gpus"
 _NO_NVML = re.compile(r"Failed to initialize NVML: ([^\n]+)")
-_NO_HANDLE = re.compile(r"Unable to determine the device handle for (?:GPU\d*:? ?|gpu )?([0-9A-Fa-f:.]+): ([^\n]+)")
+_NO_HANDLE = re.compile(
+    r"Unable to determine the device handle for (?:GPU\d*:? ?|gpu )?([0-9A-Fa-f:.]+): ([^\n]+)"
+)
 NVML_UNKNOWN_ERROR = 999
 NVML_MESSAGES = {
     "insufficient permissions": 4,
@@ -50,7 +52,9 @@ def failure(text: str) -> Partial | None:
         return Partial(host=Host(hostname="", xids=faults))
     if match := _NO_NVML.search(text):
         said = match[1].strip(" .")
-        return Partial(nvml=NvmlSystem(error=Refused(said, NVML_MESSAGES.get(said.lower(), NVML_UNKNOWN_ERROR))))
+        return Partial(
+            nvml=NvmlSystem(error=Refused(said, NVML_MESSAGES.get(said.lower(), NVML_UNKNOWN_ERROR)))
+        )
     return next((Partial(nvml=NvmlSystem(error=error)) for said, error in _FAILURES if said in text), None)
 
 

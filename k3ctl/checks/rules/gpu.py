@@ -116,9 +116,9 @@ def odd_gpu(view: NodeView) -> Iterator[Hit]:
     sources=(NVML_DEVICE,),
 )
 def odd_memory(view: NodeView) -> Iterator[Hit]:
-    sizes = {gpu: gpu.memory.total for gpu in _same_chip(view) if isinstance(gpu.memory, Memory)}
-    most = max(sizes.values(), default=0)
-    for gpu, size in sizes.items():
+    sizes = [(gpu, gpu.memory.total) for gpu in _same_chip(view) if isinstance(gpu.memory, Memory)]
+    most = max((size for _, size in sizes), default=0)
+    for gpu, size in sizes:
         if size < most * SAME_MEMORY:
             yield Hit(f"{size / 2**30:.1f} GiB, another has {most / 2**30:.1f} GiB", gpu.label)
 

@@ -31,7 +31,7 @@ def off_bus(view: NodeView) -> Iterator[Hit]:
     for fault in _faults(view):
         if fault.code in (None, OFF_BUS_XID):
             without = fault.text if fault.text.startswith("nvidia-smi") else "kernel log, without an Xid"
-            yield Hit(f"kernel log: Xid {fault.code}" if fault.code else without, fault.bus_id)
+            yield Hit(f"kernel log: Xid {fault.code}" if fault.code else without, _place(view, fault))
 
 
 @rule(
@@ -49,7 +49,7 @@ def off_bus(view: NodeView) -> Iterator[Hit]:
 def hardware(view: NodeView) -> Iterator[Hit]:
     for fault in _faults(view):
         if fault.code in HARDWARE_XIDS and fault.code != OFF_BUS_XID:
-            yield Hit(_text(fault), fault.bus_id)
+            yield Hit(_text(fault), _place(view, fault))
 
 
 @rule(
@@ -64,7 +64,7 @@ def hardware(view: NodeView) -> Iterator[Hit]:
 def application(view: NodeView) -> Iterator[Hit]:
     for fault in _faults(view):
         if fault.code in APPLICATION_XIDS:
-            yield Hit(_text(fault), fault.bus_id)
+            yield Hit(_text(fault), _place(view, fault))
 
 
 @rule(
@@ -79,7 +79,7 @@ def application(view: NodeView) -> Iterator[Hit]:
 def other(view: NodeView) -> Iterator[Hit]:
     for fault in _faults(view):
         if fault.code is not None and fault.code not in APPLICATION_XIDS | HARDWARE_XIDS | {OFF_BUS_XID}:
-            yield Hit(_text(fault), fault.bus_id)
+            yield Hit(_text(fault), _place(view, fault))
 
 
 def _faults(view: NodeView) -> list[Xid]:
@@ -89,6 +89,12 @@ def _faults(view: NodeView) -> list[Xid]:
         return faults
     own = {bus_id(bus) for gpu in view.node.present if (bus := known(gpu.pci.bus_id, ""))}
     return [fault for fault in faults if fault.bus_id in own]
+
+
+def _place(view: NodeView, fault: Xid) -> str:
+    """The GPU as the other rules name it, where its address is known; else the address in the log."""
+    gpus = view.node.present
+    return next((g.label for g in gpus if known(g.pci.bus_id, "").upper() == fault.bus_id), fault.bus_id)
 
 
 def _text(fault: Xid) -> str:

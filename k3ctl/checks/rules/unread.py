@@ -19,7 +19,9 @@ from k3ctl.gpus.types import Fabric, Gpu
 from k3ctl.host.values import unread
 
 SOURCE = Source(
-    "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html", "2026-11", "what a driver can answer"
+    "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
+    "2026-11",
+    "what a driver can answer",
 )
 LIVE = "run `k3ctl doctor` on the host"
 VERDICT = "a verdict on every profile that needs it"
@@ -36,7 +38,7 @@ def _declare(
     missing: Callable[[NodeView], Iterator[Hit]],
     kinds: frozenset[Kind] = GPU_KINDS,
 ) -> None:
-    remedy = f"{LIVE}, or capture {capture}"
+    remedy = f"{LIVE}, or capture {capture}" if capture else f"{LIVE}: only CUDA there tells"
     rule(
         f"unread.{what}",
         Severity.UNKNOWN,
@@ -131,7 +133,9 @@ def _driver(view: NodeView) -> Iterator[Hit]:
     system = view.node.nvml
     if not view.node.present:
         return
-    lacking = ["driver version"] * (system.driver is None) + ["its CUDA version"] * (system.cuda_driver is None)
+    lacking = ["driver version"] * (system.driver is None) + ["its CUDA version"] * (
+        system.cuda_driver is None
+    )
     if lacking:
         yield Hit(f"not read: {', '.join(lacking)}")
 
@@ -162,7 +166,9 @@ def _host(view: NodeView) -> Iterator[Hit]:
         yield Hit(f"not read: {', '.join(lacking)}")
 
 
-_declare("gpus", Area.GPU, "The GPUs were not read", "`nvidia-smi -q`", _not_captured, frozenset({Kind.UNKNOWN}))
+_declare(
+    "gpus", Area.GPU, "The GPUs were not read", "`nvidia-smi -q`", _not_captured, frozenset({Kind.UNKNOWN})
+)
 _declare("product", Area.GPU, "The product is not known", "`nvidia-smi -L`", _of(name=lambda gpu: gpu.name))
 _declare(
     "fabric",
@@ -188,12 +194,16 @@ _declare(
     "multicast",
     Area.MULTICAST,
     "Whether NVLink multicast works is not known",
-    "nothing: only CUDA on the host tells",
+    "",
     _multicast,
     SWITCHED | {Kind.UNKNOWN},
 )
 _declare(
-    "memory", Area.GPU, "GPU memory was not read", "`nvidia-smi -q`", _of(memory=lambda gpu: gpu.memory),
+    "memory",
+    Area.GPU,
+    "GPU memory was not read",
+    "`nvidia-smi -q`",
+    _of(memory=lambda gpu: gpu.memory),
     GPU_KINDS - {Kind.UNIFIED},
 )
 _declare(
@@ -226,6 +236,13 @@ _declare(
     frozenset({Kind.NVL72}),
 )
 _declare(
-    "environment", Area.HOST, "The environment was not read", "`env` as NAME=value lines", _environment, SWITCHED
+    "environment",
+    Area.HOST,
+    "The environment was not read",
+    "`env` as NAME=value lines",
+    _environment,
+    SWITCHED,
 )
-_declare("host", Area.HOST, "Some limits of the host were not read", "`ulimit -l` and `df -h /dev/shm`", _host)
+_declare(
+    "host", Area.HOST, "Some limits of the host were not read", "`ulimit -l` and `df -h /dev/shm`", _host
+)

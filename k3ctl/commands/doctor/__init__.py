@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,10 @@ Words = Annotated[
 ]
 ProfileOption = Annotated[
     str | None,
-    typer.Option("--profile", help="Judge only what this profile needs; exit 3 when some of it fails."),
+    typer.Option(
+        "--profile",
+        help="Judge only what this profile needs; exit 3 when it cannot start, 1 when that is not known.",
+    ),
 ]
 ExplainOption = Annotated[
     str | None, typer.Option("--explain", metavar="ID", help="Print one rule: meaning, remedy, sources.")
@@ -112,7 +116,7 @@ def doctor(
         gathered = _remote(nodes, [remote_k3ctl, "doctor", "--json", *probes], node_timeout)
     else:
         gathered = _here(probe=probe, probe_multicast=probe_multicast)
-    return _judged(gathered, wanted)
+    return _judged(gathered, wanted, share=not (words or captures or nodes))
 
 
 def _here(*, probe: bool, probe_multicast: bool) -> Gathered:
@@ -141,17 +145,20 @@ def _remote(nodes: str, command: list[str], limit_s: float) -> Gathered:
     return remote.collect([name.strip() for name in nodes.split(",") if name.strip()], command, limit_s)
 
 
-def _judged(gathered: Gathered, profile: Profile | None) -> CommandResult:
-    from k3ctl.checks.report import SCHEMA, judge
+def _judged(gathered: Gathered, profile: Profile | None, *, share: bool) -> CommandResult:
+    from k3ctl.checks.report import SCHEMA
     from k3ctl.commands.doctor import render
+    from k3ctl.planning.runnable import judge
 
-    report = judge(gathered, profile=profile, profiles=_profiles())
-    failed = ExitCode.MACHINE if profile else ExitCode.FAILED
+    report = judge(gathered, profile=profile, profiles=_profiles(), environ=os.environ, share=share)
+    code = ExitCode.FAILED if report.undecided else ExitCode.OK
+    if report.failed:
+        code = ExitCode.MACHINE if profile else ExitCode.FAILED
     return CommandResult(
         SCHEMA,
         report.to_json(),
         render.blocks(report),
-        exit_code=failed if report.failed else ExitCode.OK,
+        exit_code=code,
         warnings=report.notes,
     )
 
@@ -159,9 +166,15 @@ def _judged(gathered: Gathered, profile: Profile | None) -> CommandResult:
 def _explain(id_: str) -> CommandResult:
     from k3ctl.checks import RULES
     from k3ctl.commands.doctor import render
+    from k3ctl.planning.rules import ALL
 
+    plan = {rule.id: rule for rule in ALL}
+    if id_ in plan and id_ not in RULES:
+        return CommandResult(
+            "k3ctl.plan-rule/1", render.plan_rule(plan[id_]), render.plan_rule_blocks(plan[id_])
+        )
     if id_ not in RULES:
-        raise unknown("rule", id_, RULES)
+        raise unknown("rule", id_, [*RULES, *plan])
     return CommandResult("k3ctl.rule/1", RULES[id_].to_json(), render.rule_blocks(RULES[id_]))
 
 

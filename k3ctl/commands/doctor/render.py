@@ -10,8 +10,15 @@ from k3ctl.checks.view import size_text
 from k3ctl.gpus.types import Node
 from k3ctl.host.types import Host, Probe
 from k3ctl.output import Block, Lines, Table
+from k3ctl.planning.rules import Rule as PlanRule
 
-MARKS = {Severity.FAIL: "FAIL", Severity.WARN: "warn", Severity.INFO: "info", Severity.OK: "ok"}
+MARKS = {
+    Severity.FAIL: "FAIL",
+    Severity.WARN: "warn",
+    Severity.UNKNOWN: "unknown",
+    Severity.INFO: "info",
+    Severity.OK: "ok",
+}
 MOST_PLACES = 8
 
 
@@ -35,10 +42,14 @@ def _head(report: Report) -> list[str]:
     v = report.verdict
     if v.gpu_count:
         lines.append(
-            f"{v.product}: {v.gpu_count} GPUs, largest NVLink domain {v.nvlink_domain_gpus}, "
-            f"largest K3 tensor-parallel size {v.k3_tp}, multicast {v.multicast}, IMEX {v.imex}"
+            f"{v.product}: {v.gpu_count} GPUs, largest NVLink domain {_told(v.nvlink_domain_gpus)}, "
+            f"largest K3 tensor-parallel size {_told(v.k3_tp)}, multicast {v.multicast}, IMEX {v.imex}"
         )
     return lines
+
+
+def _told(size: int | None) -> str:
+    return "unknown" if size is None else str(size)
 
 
 def _probe_line(name: str, probe: Probe) -> str:
@@ -103,6 +114,7 @@ def _tail(report: Report) -> list[str]:
     lines = [
         f"{counts[Severity.FAIL]} failed, {_count(counts[Severity.WARN], 'warning')}, "
         f"{_count(counts[Severity.INFO], 'note')}"
+        + (f", {counts[Severity.UNKNOWN]} unknown" if counts[Severity.UNKNOWN] else "")
         + (f" for profile {report.profile}" if report.profile else "")
     ]
     lines += _can_run(report.runnable)
@@ -121,14 +133,53 @@ def _can_run(entries: Iterable[Runnable]) -> list[str]:
         return []
     possible = [_named(entry) for entry in entries if entry.possible]
     lines = [f"can run here: {', '.join(possible) if possible else 'none of the profiles'}"]
-    here = [entry for entry in entries if not entry.possible and not entry.other_hardware]
-    lines += [f"cannot run {entry.profile}: {'; '.join(entry.reasons)}" for entry in here]
-    other = [entry.profile for entry in entries if not entry.possible and entry.other_hardware]
+    if out := dict.fromkeys(text for entry in entries if entry.possible for text in entry.left_out):
+        lines.append(f"left out: {'; '.join(out)}")
+    undecided = [entry for entry in entries if entry.standing == "may run"]
+    for unknown, names in _alike(undecided).items():
+        lines.append(f"may run: {', '.join(names)} (unknown: {'; '.join(unknown)})")
+    for entry in (e for e in entries if e.standing == "needs more hosts"):
+        unread = f"; unknown: {'; '.join(entry.unknown)}" if entry.unknown else ""
+        lines.append(f"may run with more hosts: {entry.profile} ({entry.reasons[0]}{unread})")
+    refused = [entry for entry in entries if entry.standing == "cannot run"]
+    for entry in (e for e in refused if not e.other_hardware):
+        lines.append(f"cannot run {entry.profile}: {'; '.join(entry.reasons)}")
+    other = [entry.profile for entry in refused if entry.other_hardware]
     return [*lines, f"for other hardware: {', '.join(other)}"] if other else lines
+
+
+def _alike(entries: Iterable[Runnable]) -> dict[tuple[str, ...], list[str]]:
+    """Profiles by what is unknown about them: one line for all that lack the same."""
+    out: dict[tuple[str, ...], list[str]] = {}
+    for entry in entries:
+        out.setdefault(entry.unknown, []).append(entry.profile)
+    return out
 
 
 def _named(entry: Runnable) -> str:
     return f"{entry.profile} (this host's share of {entry.hosts} hosts)" if entry.hosts else entry.profile
+
+
+def plan_rule(rule: PlanRule) -> dict[str, str]:
+    """One of plan's rules, which a profile's findings may name, as data."""
+    return {"id": rule.id, "title": rule.title, "effect": rule.effect.value, "vllm": rule.vllm} | {
+        "source": rule.source,
+        "date": rule.date,
+    }
+
+
+def plan_rule_blocks(rule: PlanRule) -> list[Block]:
+    """The same as text."""
+    return [
+        Lines(
+            [
+                f"{rule.id}: {rule.title}",
+                f"else:     {rule.effect.value}",
+                f"applies:  vLLM {rule.vllm}",
+                f"source:   {rule.source} ({rule.date})",
+            ]
+        )
+    ]
 
 
 def rule_blocks(rule: Rule) -> list[Block]:

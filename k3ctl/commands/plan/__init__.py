@@ -131,7 +131,7 @@ def plan(
         blocks.append(_compare(made, actual, data))
     if check_with_vllm:
         blocked |= _ask_vllm(made, python, data, blocks)
-    code = ExitCode.MACHINE if blocked else ExitCode.OK
+    code = ExitCode.MACHINE if blocked else ExitCode.OK if made.certain else ExitCode.FAILED
     return CommandResult("k3ctl.plan/1", data, blocks, exit_code=code, warnings=_unseen(made))
 
 
@@ -158,7 +158,9 @@ def _choose(hardware: list[str] | None, objective: str, workload: Any, vllm: str
     blocks = report.selection_blocks(selection)
     if selection.chosen:
         blocks += report.plan_blocks(selection.chosen.plan)
-    code = ExitCode.OK if selection.chosen else ExitCode.MACHINE
+    code = ExitCode.MACHINE
+    if selection.chosen:
+        code = ExitCode.OK if selection.chosen.plan.certain else ExitCode.FAILED
     return CommandResult("k3ctl.selection/1", selection.json(), blocks, exit_code=code, warnings=problems)
 
 
@@ -218,7 +220,7 @@ def _render(made: Plan, name: str, out: Path | None, directory: str, image: str)
     from k3ctl.planning.render import Site, render, write
 
     if not made.can_run:
-        reasons = [f"{f.hit.found}: {f.hit.alternative}" for f in made.blocking]
+        reasons = [f"{reason.evidence}: {reason.remedy}" for reason in made.blocking]
         raise MachineError("not rendered: this configuration cannot run", reasons=reasons)
     files = render(made.deployment.config, name, Site(directory=directory, image=image))
     if out is None:

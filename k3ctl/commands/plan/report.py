@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from k3ctl.checks.finding import Area, Severity
+from k3ctl.checks.finding import Finding as Reason
 from k3ctl.output import Block, Lines, Table
 from k3ctl.planning.actual import Row
 from k3ctl.planning.memory import GIB, MemoryPlan
@@ -12,6 +14,7 @@ from k3ctl.planning.rules import Effect, Finding
 from k3ctl.planning.selection import Selection
 from k3ctl.planning.vllm_check import VllmAnswer
 
+MOST_PLACES = 4
 EFFECTS = {
     Effect.IMPOSSIBLE: "cannot run",
     Effect.REFUSED: "vLLM refuses",
@@ -30,9 +33,12 @@ def plan_blocks(plan: Plan) -> list[Block]:
         f"{profile.name}: {profile.summary}",
         f"status: {profile.status} · vLLM {d.vllm}",
         f"hardware: {hardware}",
+        *_group(plan),
         f"verdict: {_verdict(plan)}",
     ]
     blocks: list[Block] = [Lines(lines)]
+    if plan.machine:
+        blocks.append(_machine_table(plan.machine))
     if plan.findings:
         blocks.append(findings_table("findings", plan.findings))
     if plan.if_specialized:
@@ -50,13 +56,54 @@ def plan_blocks(plan: Plan) -> list[Block]:
 def _verdict(plan: Plan) -> str:
     if not plan.can_run:
         count = len(plan.blocking)
-        return f"cannot run: {count} reason{'s' if count > 1 else ''}"
+        now = " (now)" if all(reason.id == "memory.free" for reason in plan.blocking) else ""
+        return f"cannot run{now}: {count} reason{'s' if count > 1 else ''}"
+    if not plan.certain:
+        titles = dict.fromkeys(reason.title for reason in plan.preflight.unknowns)
+        return f"may run; not known: {'; '.join(titles)}"
     texts = {
         "specialized": "runs; decode steps are specialized",
         "partly specialized": "runs; some decode steps take the standard path, see the findings",
         "standard": "runs; all decode steps take the standard path",
     }
     return texts[plan.verdict]
+
+
+def _group(plan: Plan) -> list[str]:
+    """The hosts that would serve, and those that a fault keeps out."""
+    group = plan.preflight.group
+    lines = []
+    if group.members:
+        lines.append(
+            f"group: {', '.join(f'{host} ({len(gpus)} GPUs)' for host, gpus in group.members.items())}"
+        )
+    if group.left_out:
+        lines.append(f"left out: {'; '.join(str(entry) for entry in group.left_out)}")
+    return lines if plan.deployment.config.profile.requires.gpus else []
+
+
+def _machine_table(reasons: Iterable[Reason]) -> Table:
+    """What the hosts have against it, and what nobody read of them."""
+    same: dict[tuple[str, str, str], list[str]] = {}
+    for reason in reasons:
+        effect = "cannot start" if reason.severity is Severity.FAIL else "unknown"
+        place = " ".join(filter(None, [reason.node, reason.where.partition(" (")[0]]))
+        said = (
+            reason.evidence
+            if reason.area is Area.PROFILE and not reason.where
+            else f"{reason.title}: {reason.evidence}"
+        )
+        same.setdefault((effect, reason.id, reason.remedy), []).append(f"{place}: {said}" if place else said)
+    rows = [
+        [effect, id_, "; ".join([*places[:MOST_PLACES], *more(places)]), remedy]
+        for (effect, id_, remedy), places in same.items()
+    ]
+    return Table(["machines", "rule", "read", "what to do"], rows)
+
+
+def more(places: Sequence[str]) -> list[str]:
+    """That there are more places than are shown."""
+    return [f"and {len(places) - MOST_PLACES} more places"] if len(places) > MOST_PLACES else []
 
 
 def findings_table(title: str, findings: Iterable[Finding]) -> Table:
@@ -121,7 +168,8 @@ def selection_blocks(selection: Selection) -> list[Block]:
         if selection.shortfall:
             lines.append(selection.shortfall)
     else:
-        lines.append(f"for {selection.objective}: {chosen.command} ({chosen.reason})")
+        doubt = "" if chosen.plan.certain else "may run, see what is unknown; "
+        lines.append(f"for {selection.objective}: {chosen.command} ({doubt}{chosen.reason})")
     rows = [[c.profile.name, c.reason] for c in selection.others]
     return [Lines(lines), Table(["not chosen", "why"], rows)]
 
