@@ -191,8 +191,6 @@ def model_directory(model: str) -> None:
         return
     path = Path(model).expanduser()
     if not path.is_dir():
-        raise UsageError(
-            f"the model directory `{model}` does not exist", hint="set it with `--set model.id=PATH`"
-        )
+        raise UsageError(f"the model directory `{model}` does not exist", hint="give it with `--model DIR`")
     if not (path / "config.json").is_file():
         raise UsageError(f"`{model}` holds no config.json: not a model directory")

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from k3ctl.facts.k3 import BF16, FP32, K3_MOE, MAX_POSITIONS, is_k3_moe
+from k3ctl.facts.k3 import BF16, FP32, K3, K3_MOE, MAX_POSITIONS, is_k3_moe
 from k3ctl.facts.products import PRODUCTS
 from k3ctl.planning import budget
 from k3ctl.planning.hardware import Hardware
@@ -233,13 +233,29 @@ class Deployment:
         """Whether the model has Kimi K3's MoE: by its config where that is at hand, else by its name."""
         overrides = self.arg("hf_overrides", {})
         changed = overrides.get("text_config", {}) if isinstance(overrides, Mapping) else {}
-        path = Path(self.config.model, "config.json")
-        if path.is_file():
-            config = json.loads(path.read_text(encoding="utf-8"))
-            return is_k3_moe(config.get("text_config", config) | changed)
+        if self._model_config is not None:
+            return is_k3_moe({**self._model_config, **changed})
         if "kimi-k3" not in self.config.model.lower():
             return False
         return is_k3_moe({**K3_MOE, **changed})
+
+    @cached_property
+    def _model_config(self) -> Mapping[str, Any] | None:
+        """The model's text config, where its directory is at hand."""
+        path = Path(self.config.model, "config.json")
+        if not path.is_file():
+            return None
+        config = json.loads(path.read_text(encoding="utf-8"))
+        return dict(config.get("text_config", config))
+
+    @cached_property
+    def whole_k3(self) -> bool:
+        """Whether the weights are as many as Kimi K3's: by the config at hand, else by the names."""
+        config = self._model_config
+        if config is not None:
+            return config.get("num_hidden_layers") == K3.layers and config.get("hidden_size") == K3.hidden
+        names = (self.config.model, self.config.profile.model.id or "")
+        return any("kimi-k3" in name.lower() for name in names)
 
     @property
     def memory_settings(self) -> Settings:

@@ -212,16 +212,22 @@ def _held(view: NodeView, need: Need) -> Iterator[Finding]:
         if not isinstance(gpu.memory, Memory):
             continue
         wanted = int(need.utilization * gpu.memory.total)
-        if gpu.memory.free < wanted:
+        free = min(gpu.memory.free, gpu.memory.total - _taken(gpu))
+        if free < wanted:
             yield _finding(
                 "memory.free",
                 "GPU memory is held: it cannot start now",
-                f"{size_text(gpu.memory.free)} free of {size_text(gpu.memory.total)}, {size_text(wanted)} wanted "
+                f"{size_text(free)} free of {size_text(gpu.memory.total)}, {size_text(wanted)} wanted "
                 f"(gpu_memory_utilization {need.utilization:g}); {_holders(view, gpu)}",
                 "end what holds it, if it is left over, or take other GPUs",
                 view.node.hostname,
                 gpu.label,
             )
+
+
+def _taken(gpu: Gpu) -> int:
+    """Bytes that the processes on a GPU hold, as far as NVML may say."""
+    return sum(process.bytes or 0 for process in known(gpu.processes, ()))
 
 
 def _holders(view: NodeView, gpu: Gpu) -> str:

@@ -59,6 +59,12 @@ class Hardware:
         row = PRODUCTS.get(self.product)
         return row.chip if row else self.product
 
+    def accepted(self, tokens: tuple[str, ...]) -> bool:
+        """Whether a profile that names ``tokens`` means it: ``H200`` is the GPU of a board, not a card of that chip."""
+        row = PRODUCTS.get(self.product)
+        board = row is None or row.kind in (Kind.HGX8, Kind.NVL72)
+        return self.product in tokens or (board and self.chip in tokens)
+
     @property
     def largest_domain(self) -> Domain | None:
         """The NVLink domain that takes the largest tensor-parallel group."""

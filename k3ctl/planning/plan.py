@@ -123,7 +123,7 @@ def make(deployment: Deployment, *, share: bool = False) -> Plan:
 
 
 def _memory(d: Deployment) -> MemoryPlan | None:
-    if d.on_cpu or not d.gpu_bytes or d.parallel.tp not in (1, 2, 4, 8, 16):
+    if d.on_cpu or not d.whole_k3 or not d.gpu_bytes or d.parallel.tp not in (1, 2, 4, 8, 16):
         return None
     return memory.plan(d.memory_settings, d.workload.sequence_tokens)
 

@@ -90,12 +90,13 @@ def test_a_profile_that_this_machine_cannot_run_exits_with_3(tmp_path: Path) -> 
     profile = tmp_path / "big.yaml"
     profile.write_text(
         "schema: 1\nname: big\nsummary: s\nstatus: untested\nrequires: {gpu: [B300], gpus: 8}\n"
-        "model: {id: moonshotai/Kimi-K3, served_name: k3}\n",
+        "model: {id: moonshotai/Kimi-K3, served_name: k3}\n"
+        "serve: {args: {tensor_parallel_size: 8, trust_remote_code: true}}\ndecode: {max_num_seqs: 8}\n",
         encoding="utf-8",
     )
     done = k3ctl("doctor", "--profile", str(profile), "--json")
     assert done.returncode == 3
-    assert "profile.gpus" in {f["id"] for f in json.loads(done.stdout)["data"]["findings"]}
+    assert "requires.gpu" in {f["id"] for f in json.loads(done.stdout)["data"]["findings"]}
     assert (
         k3ctl("doctor", "merge", str(FIXTURES / "nvml-hgx-b300.json"), "--profile", str(profile)).returncode
         == 0

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from k3ctl.checks import merge, remote, verdict
-from k3ctl.checks.report import judge
 from k3ctl.errors import UsageError
 from k3ctl.gpus import from_json, to_json
 from k3ctl.host.shell import MISSING, TIMED_OUT, Output
+from k3ctl.planning.runnable import judge
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -92,7 +92,7 @@ def test_values_of_a_newer_writer_are_repaired_and_named(tmp_path: Path) -> None
     path.write_text(json.dumps(data), encoding="utf-8")
     gathered = merge.read([path])
     assert gathered.notes == ("a.json: nodes[0].gpus[0].memory: value of an unknown form, got 'plenty'",)
-    assert {f.id for f in judge(gathered).findings} == {"fabric.unknown-state"}
+    assert {f.id for f in judge(gathered).findings} == {"fabric.unknown-state", "unread.memory"}
 
 
 def test_eighteen_trays_are_merged_within_two_seconds() -> None:

@@ -144,7 +144,9 @@ def test_gpus_that_another_engine_holds_are_refused_with_its_pid(visible, refuse
     node = replace(node, gpus=(node.gpus[0], held, *node.gpus[2:]))
     reading = collect.Reading(replace(shot, nodes=(node,)), collect.reading().host)
     monkeypatch.setattr(collect, "reading", lambda: reading)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     profile = resolve(loader.load("gb300-tp16"))
     try:
         session.check(profile)

@@ -90,8 +90,8 @@ def test_a_plan_has_a_stable_set_of_keys(data):
         "plan", "gb300-tp16", "--hardware", "GB300:16", "--input-tokens", "8000", "--output-tokens", "1000"
     )
     assert set(envelope["data"]) == {
-        "profile", "status", "verdict", "can_run", "vllm", "hardware", "findings", "if_specialized", "memory", "budget",
-        "estimate",
+        "profile", "status", "verdict", "can_run", "vllm", "hardware", "preflight", "findings", "if_specialized",
+        "memory", "budget", "estimate",
     }  # fmt: skip
     assert envelope["data"]["memory"]["sequence_tokens"] == 9000
     assert envelope["data"]["memory"]["label"] == envelope["data"]["estimate"]["label"] == "estimate"

@@ -228,8 +228,8 @@ def test_variables_already_on_the_hosts_count():
         described("B300:8"), environment={"NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
     )
     found = fired(deployment("b300-tp8", hardware=hardware))["specialized.multicast"].hit.found
-    # the profile sets NCCL_NVLS_ENABLE itself
-    assert "NVSHMEM_DISABLE_NVLS=1" in found and "NCCL_NVLS_ENABLE" not in found
+    # the profile sets NCCL_NVLS_ENABLE, and gives way to the host's as `k3ctl serve` does to the caller's
+    assert "NVSHMEM_DISABLE_NVLS=1" in found and "NCCL_NVLS_ENABLE=0" in found
 
 
 def test_effects_that_block_are_the_three_worst():

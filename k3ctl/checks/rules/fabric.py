@@ -11,7 +11,7 @@ from k3ctl.checks.view import NodeView
 from k3ctl.facts.products import Kind
 from k3ctl.gpus.nvml import is_zero
 from k3ctl.gpus.types import Fabric, Gpu
-from k3ctl.host.values import NOT_CAPTURED, known
+from k3ctl.host.values import known
 
 FABRIC_API = Source("https://docs.nvidia.com/deploy/nvml-api/structnvmlGpuFabricInfo__v3__t.html", "2026-01")
 FABRIC_MASK = Source("https://docs.nvidia.com/deploy/nvml-api/group__nvmlFabricDefs.html", "2026-01")
@@ -161,22 +161,6 @@ def health_not_reported(view: NodeView) -> Iterator[Hit]:
             and not (fabric.health_mask or fabric.health_summary)
         ):
             yield Hit(f"state completed, clique {fabric.clique_id}, health not supported", gpu.label)
-
-
-@rule(
-    "fabric.not-captured",
-    Severity.INFO,
-    Area.NVLINK,
-    "The NVLink domain is not known",
-    blocks="the verdict on groups over several trays",
-    remedy="capture `nvidia-smi -q` too, or run `k3ctl doctor` on the host",
-    sources=(FABRIC_API,),
-    kinds=frozenset({Kind.NVL72}),
-)
-def not_captured(view: NodeView) -> Iterator[Hit]:
-    unknown = [gpu for gpu in view.node.present if gpu.fabric == NOT_CAPTURED]
-    if unknown:
-        yield Hit(f"no fabric information for {len(unknown)} GPUs")
 
 
 @rule(

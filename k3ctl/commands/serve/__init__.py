@@ -25,6 +25,7 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a vLLM argument by its own name; repeatable."),
 ]
+ModelOption = Annotated[str | None, typer.Option(help="Serve the weights in this directory.", metavar="DIR")]
 DetachOption = Annotated[
     bool, typer.Option("--detach", "-d", help="Leave the engine running once it is ready.")
 ]
@@ -48,7 +49,10 @@ VerifyOption = Annotated[
     bool, typer.Option("--verify/--no-verify", help="Prove the decode path once the server is ready.")
 ]
 ChecksOption = Annotated[
-    bool, typer.Option("--skip-checks", help="Start although `k3ctl doctor` says that this machine cannot.")
+    bool,
+    typer.Option(
+        "--skip-checks", help="Start although `k3ctl doctor` or `k3ctl plan` says that it cannot work."
+    ),
 ]
 
 
@@ -59,6 +63,7 @@ def register(app: typer.Typer, command: Any) -> None:
         "serve",
         epilog="Examples: k3ctl serve --profile cpu-tiny · k3ctl serve -p gb300-tp16 --port 8000 --detach · "
         "k3ctl serve -p cpu-tiny --port 0 --set max_num_seqs=4 · "
+        "k3ctl serve -p b300-tp8 --model /data/Kimi-K3 · "
         "k3ctl serve -p gb300-tp16 --node-rank 1 --master-addr tray0",
     )(serve)
 
@@ -68,6 +73,7 @@ def serve(
     host: HostOption = None,
     port: PortOption = None,
     overrides: SetOption = None,
+    model: ModelOption = None,
     detach: DetachOption = False,
     node_rank: RankOption = None,
     master_addr: MasterOption = None,
@@ -88,14 +94,18 @@ def serve(
     from k3ctl.profiles.overrides import parse_set
     from k3ctl.profiles.resolve import resolve
 
-    resolved = resolve(loader.load(profile), parse_set(overrides or []), os.environ)
+    typed = parse_set(overrides or [])
+    resolved = resolve(loader.load(profile), typed, os.environ)
+    if model is not None:
+        resolved = resolved.with_model_path(model)
     node = _node(node_rank, master_addr, master_port)
-    seen = session.seen(resolved, None if skip_checks else session.check(resolved))
+    snapshot, unknown = (None, []) if skip_checks else session.check(resolved, typed)
+    seen = session.seen(resolved, snapshot)
     signal.signal(signal.SIGTERM, session.terminated)
     tell = Narrator()
     engine = launch.launch(resolved, host=host, port=port, node=node, any_version=skip_checks, seen=seen)
     try:
-        warnings = session.warn(resolved, engine.run)
+        warnings = session.warn(resolved, engine.run, unknown)
         tell.line(f"run `{engine.id}`, log {engine.run.engine_log}")
         run = engine.wait_ready(tell.stage)
         where = f"node {run.node_rank} of the server" if run.node_rank else "serving"

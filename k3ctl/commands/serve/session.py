@@ -3,56 +3,75 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from k3ctl import output
 from k3ctl.errors import ExitCode, K3Error, MachineError
+from k3ctl.gpus.types import Node, Snapshot
+from k3ctl.gpus.visible import visible
 from k3ctl.output import CommandResult, Lines
 
 if TYPE_CHECKING:
+    from k3ctl.checks import Finding
     from k3ctl.commands.serve.narrator import Narrator
     from k3ctl.engine.launch import RunningEngine
     from k3ctl.engine.rundir import Run
-    from k3ctl.gpus.types import Snapshot
+    from k3ctl.planning.preflight import Preflight
     from k3ctl.profiles.resolve import ResolvedConfig
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-def check(resolved: ResolvedConfig) -> Snapshot:
-    """Refuse what `k3ctl doctor` and `k3ctl plan` know cannot work on this node; what was seen of its GPUs."""
-    from k3ctl.checks import Severity, evaluate
+
+def check(resolved: ResolvedConfig, overrides: Mapping[str, str] | None = None) -> tuple[Snapshot, list[str]]:
+    """Refuse what `k3ctl doctor` and `k3ctl plan` know cannot work on this node.
+
+    Returns what was seen of its GPUs, and warnings about what is not known.
+    ``overrides`` are the ones that were typed, so that the hint can repeat them.
+    """
+    from k3ctl.checks.merge import Gathered
     from k3ctl.gpus.collect import reading
+    from k3ctl.planning.deployment import Deployment
+    from k3ctl.planning.preflight import HOSTS, preflight
 
-    profile = resolved.profile
-    here = profile.requires.model_copy(update={"gpus": profile.requires.gpus_per_node, "nodes": 1})
     read = reading()
-    findings = evaluate(read.snapshot, read.host, requires=here)
-    chosen = _chosen_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    held = [f for f in findings if f.id == "gpu.memory-held" and (not chosen or _gpu(f.where) in chosen)]
-    failed = [*held, *(f for f in findings if f.severity is Severity.FAIL)]
-    if failed:
+    chosen = resolved.env.get(VISIBLE, os.environ.get(VISIBLE))
+    here = Snapshot(nodes=tuple(_narrowed(node, chosen) for node in read.snapshot.nodes))
+    answer = preflight(Deployment(resolved), Gathered(here, {read.host.hostname: read.host}), share=True)
+    if answer.blocking:
         raise MachineError(
-            f"this machine cannot serve `{profile.name}`",
-            reasons=[f"{finding.title}: {finding.evidence}" for finding in failed],
-            hint=f"`k3ctl doctor --profile {profile.name}` explains; --skip-checks starts all the same",
+            f"this machine cannot serve `{resolved.profile.name}`",
+            reasons=[_reason(reason) for reason in answer.blocking],
+            hint=hint(resolved, answer, overrides or {}),
         )
-    if profile.requires.gpus:
-        _check_specialized(resolved, read.snapshot)
-    return read.snapshot
+    unknown = dict.fromkeys(reason.title for reason in answer.unknowns if reason.id != HOSTS)
+    warnings = [f"not known before the start: {title[:1].lower()}{title[1:]}" for title in unknown]
+    return read.snapshot, warnings
+
+
+def _narrowed(node: Node, chosen: str | None) -> Node:
+    """The host with the GPUs that the engine can see; all of them where their list cannot be read."""
+    found = visible(node, chosen) if chosen is not None else None
+    if found is None:
+        return node
+    indices = {gpu.index for gpu in found}
+    pairs = node.pairs and tuple(pair for pair in node.pairs if {pair.a, pair.b} <= indices)
+    return replace(node, gpus=tuple(found), pairs=pairs)
 
 
 def seen(resolved: ResolvedConfig, snapshot: Snapshot | None) -> dict[str, Any]:
     """What the run's record keeps of the machine: the GPUs that the engine can see, and the driver."""
     from k3ctl import gpus
-    from k3ctl.gpus.visible import visible
     from k3ctl.host.values import known
 
     if not resolved.profile.requires.gpus:
         return {"gpus": []}
     node = (snapshot or gpus.snapshot()).nodes[0]
-    name = "CUDA_VISIBLE_DEVICES"
-    found = visible(node, resolved.env.get(name, os.environ.get(name)))
+    found = visible(node, resolved.env.get(VISIBLE, os.environ.get(VISIBLE)))
     listed = None
     if found is not None:
         listed = [
@@ -62,30 +81,31 @@ def seen(resolved: ResolvedConfig, snapshot: Snapshot | None) -> dict[str, Any]:
     return {"gpus": listed, "driver": node.nvml.driver or ""}
 
 
-def _check_specialized(resolved: ResolvedConfig, snapshot: Snapshot) -> None:
-    """Refuse now what vLLM refuses minutes later, when it builds the model: by plan's rule, on the GPUs seen here."""
-    from k3ctl.planning.deployment import Deployment
-    from k3ctl.planning.detect import from_snapshots
-    from k3ctl.planning.rules import checked, evaluate
-
-    here = Deployment(resolved, from_snapshots([snapshot], "this host"))
-    for finding in evaluate([rule for rule in checked.RULES if rule.id == "specialized.gpu"], here):
-        raise MachineError(
-            f"`{resolved.profile.name}` asks for the specialized decode, which vLLM has for SM100 and SM103 only",
-            reasons=[f"the GPUs of this host have {finding.hit.found}"],
-            hint="`--set additional_config.decode_backend=auto` serves with the standard path",
-        )
+def _reason(reason: Finding) -> str:
+    place = reason.where.partition(" (")[0]
+    return f"{place + ': ' if place else ''}{reason.title}: {reason.evidence}"
 
 
-def _chosen_gpus(visible: str | None) -> set[str]:
-    """Indices in CUDA_VISIBLE_DEVICES; empty when it names none by index, which means every GPU."""
-    words = {word.strip() for word in (visible or "").split(",")}
-    return words if words and all(word.isdigit() for word in words) else set()
+def hint(resolved: ResolvedConfig, answer: Preflight, overrides: Mapping[str, str]) -> str:
+    """Commands that go on from a refusal: the same start with the nearest accepted values, where there are such."""
+    from k3ctl.planning.rules import changes
+    from k3ctl.profiles import loader
+
+    name = resolved.profile.name
+    profile = name if name in loader.names() else shlex.quote(resolved.profile.file)
+    explained = f"`k3ctl doctor --profile {profile}` explains; --skip-checks starts all the same"
+    accepted = changes(answer.rules)
+    if not accepted:
+        return explained
+    typed = {key: value for key, value in overrides.items() if not _superseded(key, accepted)} | accepted
+    words = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in typed.items())
+    return f"`k3ctl serve -p {profile} {words}` takes the nearest accepted values; {explained}"
 
 
-def _gpu(label: str) -> str:
-    """``3`` of ``GPU 3 (0008:01:00.0)``."""
-    return label.split()[1] if label.startswith("GPU ") else ""
+def _superseded(key: str, accepted: Mapping[str, str]) -> bool:
+    return any(
+        key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in accepted
+    )
 
 
 class Terminated(BaseException):
@@ -147,12 +167,12 @@ def stopped(engine: RunningEngine, tell: Narrator, interrupted: bool) -> Command
     return result(engine.run, [], code=ExitCode.INTERRUPTED if interrupted else ExitCode.OK)
 
 
-def warn(resolved: ResolvedConfig, run: Run) -> list[str]:
-    """What is allowed but worth knowing; told at once, and again in the result."""
+def warn(resolved: ResolvedConfig, run: Run, unknown: list[str]) -> list[str]:
+    """What is allowed but worth knowing, and what ``check`` could not know; told at once, and again in the result."""
     from k3ctl.engine.preflight import KNOWN_VLLM
     from k3ctl.engine.rundir import LOOPBACK
 
-    warnings = []
+    warnings = list(unknown)
     if run.host not in LOOPBACK and not (resolved.get("api_key") or os.environ.get("VLLM_API_KEY")):
         warnings.append(f"listening on {run.host} without an API key: set VLLM_API_KEY")
     if run.vllm.split("+")[0] not in KNOWN_VLLM:

@@ -1,7 +1,7 @@
 """The rules that predict what vLLM will do with a deployment, each with its vLLM range, date and source."""
 
 from k3ctl.planning.rules import checked, combinations, costs, environment, requirements, silent, unchecked
-from k3ctl.planning.rules.base import Effect, Finding, Rule, evaluate
+from k3ctl.planning.rules.base import Effect, Finding, Rule, changes, evaluate
 
 ALL: tuple[Rule, ...] = (
     *requirements.RULES,
@@ -13,4 +13,4 @@ ALL: tuple[Rule, ...] = (
     *costs.RULES,
 )
 
-__all__ = ["ALL", "Effect", "Finding", "Rule", "evaluate"]
+__all__ = ["ALL", "Effect", "Finding", "Rule", "changes", "evaluate"]

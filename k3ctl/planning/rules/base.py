@@ -9,6 +9,8 @@ from typing import Any
 
 from k3ctl.planning.deployment import Deployment
 
+BACKEND = "additional_config.decode_backend"
+
 
 class Effect(StrEnum):
     """What happens when a rule's condition is not met."""
@@ -93,6 +95,26 @@ class Finding:
             "vllm": self.rule.vllm,
             "date": self.rule.date,
         }
+
+
+def changes(findings: Iterable[Finding]) -> dict[str, str]:
+    """``--set`` keys and values that reach the nearest accepted configuration, of the rules that stand against a start.
+
+    Empty when one of them names no such change: then none of them helps.
+    """
+    blocking = [finding for finding in findings if finding.rule.effect.blocks]
+    if any(finding.hit.changes.get(BACKEND) == "auto" for finding in blocking):
+        # the standard path is the nearest that works: what only the specialized one needs stands no longer against it
+        rest = changes(finding for finding in blocking if not finding.rule.specialized)
+        others = any(not finding.rule.specialized for finding in blocking)
+        return {BACKEND: "auto"} | rest if rest or not others else {}
+    if not all(finding.hit.changes for finding in blocking):
+        return {}
+    found: dict[str, str] = {}
+    for finding in blocking:
+        for key, value in finding.hit.changes.items():
+            found.setdefault(key, str(value).lower() if isinstance(value, bool) else str(value))
+    return found
 
 
 class RuleSet:

@@ -39,7 +39,7 @@ rule = _rules.rule
 )
 def kda_blocks(d: Deployment) -> Hit | None:
     """Every one of `max_num_seqs` requests gets its KDA blocks."""
-    if not d.gpu_bytes or d.parallel.tp not in (1, 2, 4, 8, 16, 32):
+    if not d.whole_k3 or not d.gpu_bytes or d.parallel.tp not in (1, 2, 4, 8, 16, 32):
         return None
     plan = memory.plan(d.memory_settings)
     if plan.blocks <= 0 or d.max_num_seqs <= plan.blocks:
@@ -160,6 +160,8 @@ def hybrid_connector(d: Deployment) -> Hit | None:
 def allreduce_mnnvl(d: Deployment) -> Hit | None:
     """Ranks without a common NVLink domain do not get FlashInfer's all-reduce, which would choose NVLink."""
     requires = d.config.profile.requires
+    if d.parallel.tp == 1:
+        return None
     apart = requires.nodes > 1 and not requires.nvlink_domain
     if d.hardware is not None:
         apart = d.hardware.largest_tp < d.parallel.tp <= d.hardware.gpus

@@ -26,7 +26,7 @@ rule = _rules.rule
 def gpu_product(d: Deployment) -> Hit | None:
     """The GPUs are of a product that the profile is for."""
     wanted, hardware = d.config.profile.requires.gpu, d.hardware
-    if not wanted or hardware is None or {hardware.product, hardware.chip} & set(wanted):
+    if not wanted or hardware is None or hardware.accepted(wanted):
         return None
     have = hardware.product or ("an unknown GPU" if hardware.gpus else "no GPU")
     return Hit(f"needs {'/'.join(wanted)}, found {have}", "choose a profile for this hardware: `k3ctl plan`")
@@ -95,7 +95,7 @@ def checkpoint_memory(d: Deployment) -> Hit | None:
         token = next(iter(d.config.profile.requires.gpu), "")
         gb = PRODUCTS[token].nominal_gb if token in PRODUCTS else 0
     gpus = d.parallel.gpus
-    if not gb or gpus * gb >= CHECKPOINT_MINIMUM_GB:
+    if not gb or not d.whole_k3 or gpus * gb >= CHECKPOINT_MINIMUM_GB:
         return None
     # two is the smallest step that keeps TP a divisor of the heads
     needed = next(n for n in (8, 16, 32) if n * gb >= CHECKPOINT_MINIMUM_GB)
@@ -109,7 +109,7 @@ def checkpoint_memory(d: Deployment) -> Hit | None:
 @rule("memory.fit", vllm=">=0.33.0,<0.34", source="k3ctl's memory plan (an estimate)")
 def memory_fit(d: Deployment) -> Hit | None:
     """Weights, buffers and at least one sequence fit into each GPU."""
-    if not d.gpu_bytes or d.parallel.tp not in (1, 2, 4, 8, 16, 32):
+    if not d.whole_k3 or not d.gpu_bytes or d.parallel.tp not in (1, 2, 4, 8, 16, 32):
         return None
     plan, gib = memory.plan(d.memory_settings, d.workload.sequence_tokens), memory.GIB
     if plan.cache_bytes <= 0:
