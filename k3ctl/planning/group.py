@@ -78,11 +78,15 @@ class Offer:
         """The host's name."""
         return self.view.node.hostname
 
+    @property
+    def sound(self) -> bool:
+        """No fault of the host itself, as against one of its GPUs."""
+        gpus = {gpu.label for gpu in self.view.node.gpus}
+        return not any(fault.where not in gpus and fault.id not in COUNTS for fault in self.faults)
+
     def serves(self, need: Need) -> bool:
         """The host may take part."""
-        gpus = {gpu.label for gpu in self.view.node.gpus}
-        whole = not any(fault.where not in gpus and fault.id not in COUNTS for fault in self.faults)
-        return whole and (self.assumed or len(self.gpus) >= need.per_node)
+        return self.sound and (self.assumed or len(self.gpus) >= need.per_node)
 
 
 @dataclass(frozen=True)
@@ -366,7 +370,8 @@ def _now(need: Need, held: Sequence[Finding]) -> str:
 
 
 def _too_few(need: Need, offers: Sequence[Offer], ready: Sequence[Offer]) -> Finding:
-    have = sum(min(len(o.gpus), need.per_node) for o in offers if o in ready or need.nodes == 1)
+    counted = [o for o in offers if o.sound and not o.assumed] if need.nodes == 1 else ready
+    have = max((len(o.gpus) for o in counted), default=0) if need.nodes == 1 else len(ready) * need.per_node
     whole = f"{need.nodes * need.per_node} GPUs"
     per_host = f" ({need.nodes} hosts with {need.per_node} each)" if need.nodes > 1 else ""
     names = ", ".join(o.name for o in (offers if need.nodes == 1 else ready))

@@ -51,7 +51,8 @@ def answer(
 def _runnable(profile: Profile, found: Preflight) -> Runnable:
     wrong = any(reason.id == "requires.gpu" and not reason.where for reason in found.blocking)
     driver = any(reason.area is Area.DRIVER for reason in found.blocking)
-    reasons = found.blocking or found.unknowns
+    # what a single host or GPU lacks is in the sentence about the group
+    reasons = [r for r in found.blocking if not r.node] or found.blocking or found.unknowns
     return Runnable(
         profile=profile.name,
         possible=found.standing in (Standing.RUNS, Standing.SHARE),
