@@ -9,7 +9,7 @@ import pytest
 from k3ctl.checks import classify
 from k3ctl.facts import products
 from k3ctl.facts.products import PRODUCTS, GpuProduct, Kind, Rates
-from k3ctl.gpus.types import Gpu, Node, NvmlSystem, Snapshot
+from k3ctl.gpus.types import Fabric, Gpu, Node, NvmlSystem, Snapshot
 from k3ctl.planning import detect
 from k3ctl.planning.estimate import estimate
 from k3ctl.planning.hardware import described
@@ -71,7 +71,8 @@ def test_what_is_read_from_a_driver_beats_the_table() -> None:
 
 
 def _board(name: str) -> Snapshot:
-    gpus = tuple(Gpu(i, name=name) for i in range(8))
+    registered = Fabric(version=3, state=3, status=0)
+    gpus = tuple(Gpu(i, name=name, fabric=registered) for i in range(8))
     return Snapshot((Node("n", nvml=NvmlSystem(driver="590.1"), gpus=gpus),))
 
 
