@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from k3ctl.engine import limits
+from k3ctl.engine.node import Node
 from k3ctl.engine.rundir import Run
 from k3ctl.engine.territory import SCRATCH_PREFIX
 from k3ctl.errors import UsageError
@@ -28,22 +29,6 @@ WITNESS = "runtime.witness.worker.WitnessExtension"
 KEY = "VLLM_API_KEY"
 IN_ENVIRONMENT = {"api_key": KEY, "hf_token": "HF_TOKEN"}
 """Arguments that vLLM also takes from a variable, which `ps` does not show to other users."""
-HEARTBEAT_OFFSET = 100
-"""Supervisors talk on vLLM's master port plus this."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """This node's place in a launch over several nodes."""
-
-    rank: int
-    master_addr: str
-    master_port: int = 29501
-
-    @property
-    def heartbeat_port(self) -> int:
-        """Where node 0's supervisor listens for the others'."""
-        return self.master_port + HEARTBEAT_OFFSET
 
 
 @dataclass(frozen=True)

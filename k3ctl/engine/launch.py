@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from k3ctl import redact
 from k3ctl.engine import command, logs, preflight, procs, prune, record, rundir
 from k3ctl.engine.client import Client
-from k3ctl.engine.command import Node
+from k3ctl.engine.node import Node
 from k3ctl.engine.reaper import BOOT
 from k3ctl.engine.rundir import Run
 from k3ctl.engine.stages import Stage, StageTracker

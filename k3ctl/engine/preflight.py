@@ -18,7 +18,7 @@ from k3ctl.engine import procs, rundir
 from k3ctl.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
-    from k3ctl.engine.command import Node
+    from k3ctl.engine.node import Node
     from k3ctl.profiles.resolve import ResolvedConfig
     from k3ctl.profiles.schema import Profile
 

@@ -14,15 +14,13 @@ from torch import Tensor
 _MARK = "_k3_fixed"
 
 
-def fix_expand() -> None:
-    """Sampling parameters of speculative decoding.
+def fix_expand(expand_into: Callable[..., None]) -> None:
+    """Sampling parameters of speculative decoding; ``expand_into`` writes the output that it is given.
 
     The CPU override of ``expand_kernel`` (0.32 and 0.33) fills an int64 *copy* of temperature, top-k and top-p that is
     thrown away, so that drafts are verified with uninitialised sampling parameters.
     """
     from vllm.utils import cpu_triton_utils
-
-    from runtime.engine.cpu.ops import expand_kernel_impl
 
     def expand(
         output: Tensor,
@@ -32,7 +30,7 @@ def fix_expand() -> None:
         replace_to: float,
         MAX_NUM_TOKENS: int | None = None,
     ) -> None:
-        expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to)
+        expand_into(output, input_val, cu_num_tokens, replace_from, replace_to)
 
     cpu_triton_utils._expand_kernel_impl = expand
 

@@ -9,7 +9,7 @@ import pytest
 from engine_helpers import tiny
 
 from k3ctl.engine import command, preflight, rundir
-from k3ctl.engine.command import Node
+from k3ctl.engine.node import Node
 from k3ctl.errors import UsageError
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve

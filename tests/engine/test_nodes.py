@@ -17,7 +17,7 @@ from engine_helpers import NOTHING, pids, tiny, until
 
 from k3ctl import cli
 from k3ctl.engine import launch, procs, rundir
-from k3ctl.engine.command import Node
+from k3ctl.engine.node import Node
 
 LIMIT_S = 15.0
 ROOT = Path(cli.__file__).parents[1]

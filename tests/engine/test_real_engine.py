@@ -17,7 +17,7 @@ from real_engine import NONE, Census, load, need_engine, roles
 
 from k3ctl.engine import launch, procs, rundir
 from k3ctl.engine.client import Client
-from k3ctl.engine.command import Node
+from k3ctl.engine.node import Node
 from k3ctl.errors import EngineError, MachineError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]

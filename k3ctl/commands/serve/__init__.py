@@ -12,7 +12,7 @@ from k3ctl.errors import UsageError
 from k3ctl.output import CommandResult
 
 if TYPE_CHECKING:
-    from k3ctl.engine.command import Node
+    from k3ctl.engine.node import Node
 
 ProfileOption = Annotated[
     str, typer.Option("--profile", "-p", metavar="NAME", help="Profile name, or a .yaml file.")
@@ -125,7 +125,7 @@ def serve(
 
 
 def _node(rank: int | None, address: str | None, port: int) -> Node | None:
-    from k3ctl.engine.command import Node
+    from k3ctl.engine.node import Node
 
     if rank is None and address is None:
         return None
