@@ -47,7 +47,10 @@ def ps(
         ["no engine is running" + ("" if every else "; `k3ctl ps --all` shows the ones that ended")]
     )
     return CommandResult(
-        "k3ctl.ps/1", {"runs": [as_data(run) for run in shown]}, [table if rows else nothing]
+        "k3ctl.ps/1",
+        {"runs": [as_data(run) for run in shown]},
+        [table if rows else nothing],
+        warnings=rundir.damaged(),
     )
 
 

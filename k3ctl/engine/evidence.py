@@ -24,7 +24,7 @@ def save(run_dir: Path, members: Iterable[Process], python: str, kind: str) -> t
     out = run_dir / "evidence" / f"{time.strftime('%Y%m%d-%H%M%S')}-{kind}"
     files: list[Path] = []
     with contextlib.suppress(OSError):
-        out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True, mode=0o700)
         files.append(_tail(run_dir / "engine.log", out / "engine-tail.log"))
         spy = _py_spy(python)
         for process in members:

@@ -17,14 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from k3ctl import redact
+from k3ctl import files, redact
 from k3ctl.engine import command, logs, preflight, procs, prune, record, rundir
 from k3ctl.engine.client import Client
 from k3ctl.engine.node import Node
 from k3ctl.engine.reaper import BOOT
 from k3ctl.engine.rundir import Run
 from k3ctl.engine.stages import Stage, StageTracker
-from k3ctl.engine.territory import Territory
+from k3ctl.engine.territory import Territory, remove_scratch
 from k3ctl.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class RunningEngine:
         if self.run.state != "stopping":
             self.stop_now()
         if not self.wait(STOP_S):
-            procs.send(self.run.supervisor_pid, signal.SIGKILL)
+            _kill_supervisor(self.run)
         self.wait()
         return self.run
 
@@ -211,6 +211,7 @@ def launch(
             "env": {**os.environ, **built.env},
             "api_key": built.api_key,
             "group": command.group(resolved, node),
+            "umask": _umask(),
             **(timing or {}),
         }
         return _spawn(run, orders)
@@ -225,15 +226,26 @@ def stop(run: Run) -> Run:
     """Stop a run from any process of its user; returns when nothing of it is left.
 
     A supervisor that does not obey is killed: its reaper clears up. Without a reaper this function does.
+
+    Raises:
+        UsageError: the run belongs to another user, or its record is reached through a link.
     """
+    rundir.require_mine(run)
     if run.alive():
         procs.send(run.pid, signal.SIGTERM)
         if not _ended(run, STOP_S):
-            procs.send(run.supervisor_pid, signal.SIGKILL)
+            _kill_supervisor(run)
             _ended(run, STOP_S)
     if not run.alive():
         _clear_lost(run)
     return rundir.read(run.dir)
+
+
+def _kill_supervisor(run: Run) -> None:
+    """Only a process of the run's own session: a number in a file may stand for somebody else by now."""
+    found = procs.stat(run.supervisor_pid) if run.supervisor_pid > 1 else None
+    if found is not None and run.session and found.session == run.session:
+        procs.send(found.pid, signal.SIGKILL)
 
 
 def failure(run: Run) -> EngineError:
@@ -264,13 +276,13 @@ def _ended(run: Run, within_s: float) -> bool:
 
 def _clear_lost(run: Run) -> None:
     """Take away what a run left whose reaper was killed: its session is still its own."""
-    same_boot = run.boot_id == procs.boot_id()
-    if run.session and same_boot and procs.started_at(run.session) is None:
+    same_boot = bool(run.boot_id) and run.boot_id == procs.boot_id()
+    if run.session > 1 and same_boot and procs.started_at(run.session) is None:
         Territory(run.session, run.dir / "segments", run.scratch).clear()
     elif not run.session:
         # its reaper died before it took over, so nothing was started: only the scratch directories exist
         for directory in run.scratch:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_scratch(directory)
     if rundir.read(run.dir).state not in rundir.FINAL_STATES:
         rundir.update(run.dir, state="failed", reason="its reaper was killed", ended_at=time.time())
 
@@ -306,7 +318,7 @@ def _generate(python: str, resolved: ResolvedConfig, run_dir: Path) -> str:
     out = run_dir / "model"
     kind = resolved.profile.model.generated
     words = [python, "-m", f"runtime.{kind}", "--out", str(out)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, umask=0o077)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise EngineError(f"the {kind} model could not be made: {lines[-1]}", hint=f"run `{' '.join(words)}`")
@@ -317,13 +329,14 @@ def _spawn(run: Run, orders: Mapping[str, Any]) -> RunningEngine:
     """Start the reaper and hand it its orders over a pipe."""
     reading, lifeline = os.pipe()
     root = str(Path(__file__).resolve().parents[2])
-    with (run.dir / "supervisor.log").open("ab") as log:
+    with files.append(run.dir / "supervisor.log") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", BOOT, root, str(run.dir), str(reading)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             start_new_session=True,
+            umask=0o077,
             pass_fds=(reading,),
         )
     os.close(reading)
@@ -334,13 +347,20 @@ def _spawn(run: Run, orders: Mapping[str, Any]) -> RunningEngine:
     return RunningEngine(run, process, lifeline, orders["api_key"])
 
 
+def _umask() -> int:
+    """This process's file mask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Two starts at the same moment must not both find the port free."""
     root = rundir.state_root()
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        file = (root / "start.lock").open("a")
+        root.mkdir(parents=True, exist_ok=True, mode=files.DIRECTORY)
+        file = files.append(root / "start.lock")
     except OSError as error:
         raise UsageError(
             f"cannot write the state directory `{root}`: {error.strerror or error}",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from k3ctl import files
 from k3ctl.engine.client import Client
 from k3ctl.engine.watch import Finding, Watch
 from k3ctl.errors import EngineError
@@ -91,7 +92,7 @@ class Probe(threading.Thread):
     def _undisturbed(self) -> Iterator[bool]:
         """Whether no command measures or counts steps now (see ``rundir.quiet``)."""
         try:
-            with self._lock.open("a") as file:
+            with files.append(self._lock) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield True
         except BlockingIOError:

@@ -36,13 +36,20 @@ def remove(run: Run) -> int:
     """Remove the directory of an ended run; returns the bytes that it held.
 
     Raises:
-        UsageError: the run has not ended, or its directory cannot be removed.
+        UsageError: the run has not ended, lies elsewhere or belongs to another user, or cannot be removed.
     """
     if run.state not in rundir.FINAL_STATES or run.alive():
         raise UsageError(f"run `{run.id}` has not ended", hint=f"stop it with `k3ctl stop {run.id}`")
+    rundir.require_mine(run)
+    root = rundir.runs_root().resolve()
+    if run.dir.is_symlink() or run.dir.parent.resolve() != root or run.dir.name in ("", ".", ".."):
+        raise UsageError(
+            f"`{run.dir}` is no run directory of this k3ctl, so it stays",
+            hint=f"runs lie directly in `{root}`; remove other directories yourself",
+        )
     size = size_bytes(run)
     try:
-        shutil.rmtree(run.dir)
+        shutil.rmtree(root / run.dir.name)
     except OSError as error:
         raise UsageError(f"cannot remove `{run.dir}`: {error.strerror or error}") from error
     return size

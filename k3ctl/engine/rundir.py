@@ -1,7 +1,8 @@
 """The run directory: what a served engine is, where it listens, in which state it is.
 
 ``<state root>/runs/<id>/`` holds ``run.json`` (below), ``engine.log``, ``supervisor.log``,
-``witness/rank<R>.json`` and, for generated models, ``model/``. Secrets are never written there.
+``witness/rank<R>.json`` and, for generated models, ``model/``. Secrets are never written there; directories have mode
+0700 and files 0600.
 Standard library only.
 """
 
@@ -21,12 +22,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from k3ctl import files
 from k3ctl.engine import procs
 from k3ctl.errors import MachineError, UsageError
 
 SCHEMA = "k3ctl.run/1"
 LIVE_STATES = ("starting", "ready", "stopping")
 FINAL_STATES = ("stopped", "failed")
+MAX_BYTES = 8 << 20
+"""Longest ``run.json``; it holds the profile's texts."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 WILDCARDS = ("0.0.0.0", "::", "")
 
@@ -127,11 +131,12 @@ def create(run: Run) -> Run:
     path = runs_root() / run.id
     run = dataclasses.replace(run, dir=path)
     try:
-        path.mkdir(parents=True)
+        files.private_directory(path.parent)
+        path.mkdir(mode=files.DIRECTORY)
     except OSError as error:
         raise _unwritable(path, error) from error
     try:
-        (path / "witness").mkdir()
+        (path / "witness").mkdir(mode=files.DIRECTORY)
         _write(run)
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)
@@ -181,36 +186,105 @@ def read(path: Path) -> Run:
     Raises:
         UsageError: there is none, or ``run.json`` is damaged or of another version.
     """
+    where = path / "run.json"
     try:
-        raw = json.loads((path / "run.json").read_text())
+        data = files.read(where, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"no run in `{path}`", hint="see `k3ctl ps --all`") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"`{path / 'run.json'}` cannot be read: {error}") from error
+        raise UsageError(f"`{where}` cannot be read: {files.reason(error)}") from error
+    raw = files.parse_json(data, f"`{where}`")
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        raise UsageError(
-            f"`{path / 'run.json'}` is not a {SCHEMA} file", hint="it belongs to another k3ctl version"
-        )
-    known = {f.name for f in dataclasses.fields(Run)} - {"dir"}
+        raise UsageError(f"`{where}` is not a {SCHEMA} file", hint="it belongs to another k3ctl version")
+    known = {f.name: f for f in dataclasses.fields(Run) if f.name != "dir"}
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in raw.items()
         if name in known
     }
-    try:
-        return Run(**values, dir=path)
-    except TypeError as error:
-        raise UsageError(f"`{path / 'run.json'}` is incomplete: {error}") from error
+    missing = [name for name, f in known.items() if name not in values and _required(f)]
+    wrong = [name for name, value in values.items() if not _fits(value, str(known[name].type))]
+    if missing or wrong:
+        what = f"has no `{missing[0]}`" if missing else f"has a `{wrong[0]}` that cannot be one"
+        raise UsageError(f"`{where}` {what}", hint="move its directory away; `k3ctl ps` shows the other runs")
+    return Run(**values, dir=path)
+
+
+def _required(field_: dataclasses.Field[Any]) -> bool:
+    return field_.default is dataclasses.MISSING and field_.default_factory is dataclasses.MISSING
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a value of ``run.json`` is what the field's annotation says."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind.startswith("tuple["):
+        fits = _is_text if kind.startswith("tuple[str") else _is_finding
+        return isinstance(value, tuple) and all(map(fits, value))
+    if kind == "Mapping[str, str]":
+        return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+    if kind.startswith("Mapping["):
+        return isinstance(value, dict)
+    if value is None:
+        return kind.endswith("| None")
+    if kind.startswith("int"):
+        return isinstance(value, int) and number and abs(value) < 1 << 62
+    if kind.startswith("float"):
+        # seconds that `time.localtime` can show
+        return number and abs(value) < 1e11
+    return isinstance(value, str)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_finding(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and _fits(value.get("at"), "float")
+        and all(_is_text(value.get(name)) for name in ("kind", "text"))
+        and isinstance(value.get("files"), list)
+        and all(map(_is_text, value["files"]))
+    )
 
 
 def all_runs() -> list[Run]:
-    """Every readable run, newest first; damaged directories are left out."""
-    root = runs_root()
-    found: list[Run] = []
-    for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else []:
-        with contextlib.suppress(UsageError):
-            found.append(read(path))
-    return sorted(found, key=lambda run: run.started_at, reverse=True)
+    """Every readable run, newest first; damaged directories are left out (``damaged`` names them)."""
+    return sorted(_found()[0], key=lambda run: run.started_at, reverse=True)
+
+
+def damaged() -> list[str]:
+    """What is wrong with the records that ``all_runs`` leaves out, one sentence each."""
+    return _found()[1]
+
+
+def _found() -> tuple[list[Run], list[str]]:
+    runs, problems = [], []
+    try:
+        paths = sorted(runs_root().iterdir(), reverse=True)
+    except OSError:
+        return [], []
+    for path in paths:
+        try:
+            runs.append(read(path))
+        except UsageError as error:
+            if path.is_dir():
+                problems.append(error.message)
+    return runs, problems
+
+
+def require_mine(run: Run) -> None:
+    """Refuse to act on what a record says unless this user wrote it.
+
+    Raises:
+        UsageError: the directory or its ``run.json`` belongs to another user, or is a link.
+    """
+    for path in (run.dir, run.dir / "run.json"):
+        if not files.owned(path):
+            raise UsageError(
+                f"`{path}` belongs to another user or is a link, so nothing that it names is touched",
+                hint="run this as the user who started the run",
+            )
 
 
 def latest_live() -> Run | None:
@@ -264,7 +338,7 @@ def address_of(url: str) -> tuple[str, int]:
 @contextlib.contextmanager
 def quiet(path: Path) -> Iterator[None]:
     """Keep the supervisor's canary requests away while a command measures or counts steps."""
-    with (path / "traffic.lock").open("a") as file:
+    with files.append(path / "traffic.lock") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
 
@@ -287,7 +361,7 @@ def _serves(run: Run, wanted: tuple[str, int]) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with (path / "run.lock").open("a") as file:
+    with files.append(path / "run.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -299,7 +373,7 @@ def _write(run: Run) -> None:
     # a private temporary name: a writer that dies half-way leaves the old file whole
     temporary = run.dir / f".run.{os.getpid()}.json"
     try:
-        temporary.write_bytes(data)
+        files.replace(temporary, data)
         temporary.replace(target)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -310,7 +384,7 @@ def _write(run: Run) -> None:
 
 def _overwrite(target: Path, data: bytes) -> None:
     """On a full disk the file's own blocks can still be written; where they do not suffice the file stays whole."""
-    with target.open("r+b") as file:
+    with os.fdopen(os.open(target, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW), "r+b") as file:
         size = os.fstat(file.fileno()).st_size
         try:
             os.posix_fallocate(file.fileno(), 0, len(data))

@@ -48,6 +48,8 @@ class Orders:
     canary_timeout_s: float = 120.0
     stall_s: float = STALL_S
     idle_s: float = IDLE_S
+    umask: int = 0o022
+    """File mask of the front end, which the engine keeps: its caches may be shared. The run's own files are private."""
     log_part_bytes: int = logs.PART_BYTES
     group: Mapping[str, Any] | None = None
     """Fields of a ``peers.Group`` when several nodes serve together."""
@@ -134,6 +136,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
+                umask=self._orders.umask,
                 preexec_fn=_as_engine,  # noqa: PLW1509 - the second thread starts later
             )
         except OSError as error:

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
+import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from k3ctl import files
 from k3ctl.engine import procs
 
 SHM = Path("/dev/shm")
 SCRATCH_PREFIX = "k3-"
+SCRATCH_NAME = re.compile(rf"{SCRATCH_PREFIX}[a-z0-9_]{{8}}")
+"""What ``mkdtemp`` makes of the prefix."""
+RECORD_BYTES = 1 << 20
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 
 
@@ -77,8 +84,14 @@ class Territory:
     def segments(self) -> set[str]:
         """Names below /dev/shm that belong to the run and still exist."""
         with contextlib.suppress(OSError):
-            self._known |= set(self._record.read_text().split("\n")) - {""}
-        return {name for name in self._known if (self._shm / name).exists()}
+            self._known |= set(files.read(self._record, RECORD_BYTES).decode(errors="replace").split("\n"))
+        return {name for name in self._known if self._is_segment(name)}
+
+    def _is_segment(self, name: str) -> bool:
+        """Whether ``name`` is a plain file directly below /dev/shm that this user owns: the record is only a file."""
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            return False
+        return files.owned(self._shm / name) and (self._shm / name).is_file()
 
     def clear(
         self,
@@ -97,9 +110,7 @@ class Territory:
             self._kill(skip, log)
         self._remove_segments(log)
         for directory in self._scratch:
-            # the list comes from a file: whatever stands in it, only directories of this kind are removed
-            if Path(directory).name.startswith(SCRATCH_PREFIX):
-                shutil.rmtree(directory, ignore_errors=True)
+            remove_scratch(directory)
 
     def _freeze(self, skip: set[int]) -> list[procs.Process]:
         """Halt all members and note their segments: none is made between the look and the signal that follows."""
@@ -157,8 +168,36 @@ class Territory:
         for name in sorted(owned):
             self._known.add(name)
             self._checked.pop(name, None)
-            with contextlib.suppress(OSError), self._record.open("a") as file:
-                file.write(name + "\n")
+            with contextlib.suppress(OSError), files.append(self._record) as file:
+                file.write(os.fsencode(name) + b"\n")
+
+
+def remove_scratch(directory: str) -> bool:
+    """Remove a scratch directory of a run; False, and nothing done, when it is not one.
+
+    The name comes from a file: whatever stands in it, only a directory as ``mkdtemp`` makes it goes, one with our
+    prefix, of this user alone, directly in a temporary directory, not reached through a link.
+    """
+    path = Path(directory)
+    if (
+        not path.is_absolute()
+        or str(path) != directory
+        or ".." in path.parts
+        or not SCRATCH_NAME.fullmatch(path.name)
+    ):
+        return False
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        found, parent = path.lstat(), path.parent.resolve(strict=True)
+        ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        temporary = {Path(tempfile.gettempdir()).resolve(), Path("/tmp").resolve()}
+        if (
+            ours
+            and not found.st_mode & 0o077
+            and (parent in temporary or parent.stat().st_mode & stat.S_ISVTX)
+        ):
+            shutil.rmtree(parent / path.name, ignore_errors=True)
+            return True
+    return False
 
 
 def reap() -> None:

@@ -106,6 +106,7 @@ class Witness:
             if self._published is None:  # a directory that is removed later is not made again
                 path.parent.mkdir(parents=True, exist_ok=True)
             scratch = path.with_suffix(f".{os.getpid()}.tmp")
+            scratch.touch(mode=0o600)
             scratch.write_text(json.dumps(page))
             scratch.replace(path)
             self._published, self._stamp = content, _stamp(path)

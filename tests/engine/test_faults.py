@@ -156,7 +156,7 @@ def test_a_damaged_run_file_hides_that_run_and_no_other(fake_python, leftovers):
     (broken / "run.json").write_text("{ half")
     with launch.start(tiny(), port=0) as engine:
         assert [run.id for run in rundir.all_runs()] == [engine.id]
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="is not JSON"):
         rundir.read(broken)
 
 

@@ -24,4 +24,4 @@ def test_the_reaper_loads_the_standard_library_and_k3ctls_foundations_only():
     )
     foreign, ours = done.stdout.splitlines()
     assert foreign == "[]", done.stderr
-    assert ours == "['k3ctl.errors', 'k3ctl.redact', 'k3ctl.signals']"
+    assert ours == "['k3ctl.errors', 'k3ctl.files', 'k3ctl.redact', 'k3ctl.signals']"

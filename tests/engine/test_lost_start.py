@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from engine_helpers import recorded
@@ -12,8 +13,8 @@ from k3ctl.engine import launch
 def test_scratch_directories_of_a_start_that_never_happened_are_removed(
     tmp_path: Path, state_dir: Path
 ) -> None:
-    scratch = tmp_path / "scratch"
-    (scratch / "deep").mkdir(parents=True)
+    scratch = Path(tempfile.mkdtemp(prefix="k3-"))
+    (scratch / "deep").mkdir()
     run = recorded(scratch=(str(scratch),))
     ended = launch.stop(run)
     assert not scratch.exists()
