@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from k3ctl.checks.finding import Finding
 from k3ctl.errors import UsageError
-from k3ctl.gpus.files import find, from_json, read_json
-from k3ctl.gpus.types import Node, Snapshot
-from k3ctl.host.codec import decode
+from k3ctl.gpus.files import read_json
+from k3ctl.gpus.types import Snapshot
 from k3ctl.host.types import Host
+from k3ctl.machine import record
+from k3ctl.machine.record import Machine, hosts_of, snapshot_of
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What several sources told: hosts by name, findings that were made while gathering, and notes."""
+    """What several sources told: machines, findings that were made while gathering, and notes."""
 
-    snapshot: Snapshot
-    hosts: Mapping[str, Host]
+    machines: tuple[Machine, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The GPUs of all machines."""
+        return snapshot_of(self.machines)
+
+    @property
+    def hosts(self) -> Mapping[str, Host]:
+        """The hosts by name, where somebody looked."""
+        return hosts_of(self.machines)
 
 
 def read(paths: Iterable[Path]) -> Gathered:
@@ -41,44 +51,30 @@ def read(paths: Iterable[Path]) -> Gathered:
 
 
 def parse(data: Any, *, source: str) -> Gathered:
-    """One saved report: a ``k3ctl doctor --json`` envelope, its data, or a bare snapshot."""
-    snapshot, notes = from_json(find(data), source=source)
-    body = data.get("data", data) if isinstance(data, Mapping) else {}
-    listed = body.get("hosts") if isinstance(body, Mapping) else None
-    hosts = {}
-    for index, item in enumerate(listed if isinstance(listed, list) else []):
-        repairs: list[str] = []
-        try:
-            host = decode(Host, item, repairs, f"hosts[{index}]")
-        except ValueError as error:
-            notes.append(f"{source}: left out {error}")
-            continue
-        hosts[host.hostname] = host
-        notes += [f"{source}: {repair}" for repair in repairs]
-    return Gathered(snapshot, hosts, notes=tuple(notes))
+    """One saved report, of whatever version."""
+    machines, notes = record.from_json(data, source=source)
+    return Gathered(machines, notes=tuple(notes))
 
 
 def combine(parts: Iterable[Gathered], notes: Iterable[str] = ()) -> Gathered:
     """One group out of several parts. Two hosts of one name are kept apart by a number."""
-    nodes: list[Node] = []
-    hosts: dict[str, Host] = {}
+    machines: list[Machine] = []
     findings: list[Finding] = []
     collected = list(notes)
     taken: set[str] = set()
     for part in parts:
-        for node in part.snapshot.nodes:
-            name = _free_name(node.hostname, taken)
-            if name != node.hostname:
+        for machine in part.machines:
+            name = _free_name(machine.hostname, taken)
+            if name != machine.hostname:
                 collected.append(
-                    f"two reports are from a host named `{node.hostname}`; the later one is shown as `{name}`"
+                    f"two reports are from a host named `{machine.hostname}`; "
+                    f"the later one is shown as `{name}`"
                 )
             taken.add(name)
-            nodes.append(replace(node, hostname=name))
-            if node.hostname in part.hosts:
-                hosts[name] = replace(part.hosts[node.hostname], hostname=name)
+            machines.append(machine.named(name))
         findings += part.findings
         collected += part.notes
-    return Gathered(Snapshot(nodes=tuple(nodes)), hosts, tuple(findings), tuple(collected))
+    return Gathered(tuple(machines), tuple(findings), tuple(collected))
 
 
 def _free_name(name: str, taken: set[str]) -> str:

@@ -15,7 +15,6 @@ from k3ctl.checks import merge
 from k3ctl.checks.finding import RULES, Finding, Hit
 from k3ctl.checks.merge import Gathered
 from k3ctl.errors import UsageError
-from k3ctl.gpus.types import Snapshot
 from k3ctl.host.shell import MISSING, TIMED_OUT, Output, Run, run
 
 SSH_FAILED = 255
@@ -55,7 +54,7 @@ def _one(node: str, command: Sequence[str], limit_s: float, exec_: Run) -> Gathe
     found = [
         RULES["node.clock-skew"].finding(Hit(f"{value:+.0f} s against this host"), node) for value in skew
     ]
-    return Gathered(part.snapshot, part.hosts, (*part.findings, *found), part.notes)
+    return Gathered(part.machines, (*part.findings, *found), part.notes)
 
 
 def _problem(output: Output, limit_s: float) -> tuple[str, str] | None:
@@ -80,4 +79,4 @@ def _skew(collected_at: float | None, before: float, after: float) -> float:
 
 
 def _only(finding: Finding) -> Gathered:
-    return Gathered(Snapshot(), {}, (finding,))
+    return Gathered((), (finding,))

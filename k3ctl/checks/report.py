@@ -11,11 +11,10 @@ from k3ctl.checks.evaluate import evaluate, sort
 from k3ctl.checks.finding import Finding, Severity
 from k3ctl.checks.merge import Gathered
 from k3ctl.checks.verdict import Verdict, verdict
-from k3ctl.gpus.files import to_json
 from k3ctl.gpus.types import Snapshot
 from k3ctl.host.codec import encode
-from k3ctl.host.types import SCHEMA as HOST_SCHEMA
 from k3ctl.host.types import Host
+from k3ctl.machine.record import Machine, hosts_of, snapshot_of, to_json
 
 SCHEMA = "k3ctl.doctor/1"
 
@@ -44,8 +43,7 @@ class Runnable:
 class Report:
     """A judged reading. ``notes`` are inputs that could not be used, one line each."""
 
-    snapshot: Snapshot
-    hosts: Mapping[str, Host]
+    machines: tuple[Machine, ...]
     verdict: Verdict
     domains: tuple[Domain, ...]
     findings: tuple[Finding, ...]
@@ -54,6 +52,16 @@ class Report:
     answer: Mapping[str, Any] | None = None
     """The preflight of ``profile``."""
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The GPUs of all machines."""
+        return snapshot_of(self.machines)
+
+    @property
+    def hosts(self) -> Mapping[str, Host]:
+        """The hosts by name, where somebody looked."""
+        return hosts_of(self.machines)
 
     @property
     def undecided(self) -> bool:
@@ -80,8 +88,7 @@ class Report:
             "preflight": self.answer,
             "can_run": [encode(entry) for entry in self.runnable],
             "notes": list(self.notes),
-            "snapshot": to_json(self.snapshot),
-            "hosts": [{"schema": HOST_SCHEMA} | encode(host) for host in self.hosts.values()],
+            **to_json(self.machines),
         }
 
 
@@ -97,8 +104,7 @@ def describe(
     snapshot, hosts = gathered.snapshot, gathered.hosts
     found = tuple(sort([*evaluate(snapshot, hosts), *gathered.findings])) if findings is None else findings
     return Report(
-        snapshot=snapshot,
-        hosts=hosts,
+        machines=gathered.machines,
         verdict=verdict(snapshot, hosts),
         domains=tuple(domains(snapshot)),
         findings=found,

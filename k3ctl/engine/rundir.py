@@ -287,6 +287,11 @@ def require_mine(run: Run) -> None:
             )
 
 
+def sessions() -> dict[int, str]:
+    """Sessions of this user's live runs and their ids: every process of a run is in its reaper's."""
+    return {run.session: run.id for run in all_runs() if run.session and run.live()}
+
+
 def latest_live() -> Run | None:
     """The youngest run that is ready, else the youngest that is starting, else None."""
     live = [run for run in all_runs() if run.live() and run.node_rank == 0]

@@ -14,9 +14,9 @@ from k3ctl.checks.multicast import combined, judge
 from k3ctl.checks.products import classify
 from k3ctl.errors import UsageError
 from k3ctl.facts import products
-from k3ctl.gpus import collect
 from k3ctl.gpus.types import Gpu, Memory, Node, Snapshot
 from k3ctl.host.values import known
+from k3ctl.machine.read import read
 from k3ctl.planning.hardware import Domain, Hardware, described, none
 
 
@@ -37,8 +37,7 @@ def given(entries: Iterable[str]) -> Hardware:
 
 def this_host() -> Hardware:
     """This host: its GPUs, read by NVML, and the facts beside them."""
-    read = collect.reading()
-    return of_machines(Gathered(read.snapshot, {read.host.hostname: read.host}), source="this host")
+    return of_machines(Gathered((read(),)), source="this host")
 
 
 def of_machines(machines: Gathered, source: str) -> Hardware:

@@ -135,15 +135,17 @@ def test_gpus_that_another_engine_holds_are_refused_with_its_pid(visible, refuse
     from dataclasses import replace
 
     from k3ctl.commands.serve import session
-    from k3ctl.gpus import collect, load
+    from k3ctl.gpus import load
     from k3ctl.gpus.types import GpuProcess
+    from k3ctl.machine import read
+    from k3ctl.machine.record import Machine
 
     shot = load(ROOT / "tests" / "fixtures" / "nvml-gb300-nvl72-tray.json")
     node = shot.nodes[0]
     held = replace(node.gpus[1], processes=(GpuProcess(3117, 104277 << 20),))
     node = replace(node, gpus=(node.gpus[0], held, *node.gpus[2:]))
-    reading = collect.Reading(replace(shot, nodes=(node,)), collect.reading().host)
-    monkeypatch.setattr(collect, "reading", lambda: reading)
+    held_here = Machine(node, read.read().host)
+    monkeypatch.setattr(read, "read", lambda **_: held_here)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -165,7 +167,9 @@ def test_the_specialized_decode_is_refused_before_the_start_on_gpus_that_vllm_ha
     profile, specialized, refused, monkeypatch, tmp_path
 ):
     from k3ctl.commands.serve import session
-    from k3ctl.gpus import collect, load
+    from k3ctl.gpus import load
+    from k3ctl.machine import read
+    from k3ctl.machine.record import Machine
 
     file = tmp_path / "h200-rank.yaml"
     file.write_text(
@@ -173,8 +177,8 @@ def test_the_specialized_decode_is_refused_before_the_start_on_gpus_that_vllm_ha
         "requires: {gpu: [H200], gpus: 2}, model: {id: /models/k3}}"
     )
     shot = load(ROOT / "tests" / "fixtures" / "nvml-h200-x2-vm.json")
-    reading = collect.Reading(shot, collect.reading().host)
-    monkeypatch.setattr(collect, "reading", lambda: reading)
+    here = Machine(shot.nodes[0], read.read().host)
+    monkeypatch.setattr(read, "read", lambda **_: here)
     backend = "latency_specialized" if specialized else "auto"
     wanted = resolve(
         loader.load(str(file) if profile == "h200-rank" else profile),

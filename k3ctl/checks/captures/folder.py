@@ -16,8 +16,8 @@ from k3ctl.checks.captures.partial import Partial, about_host, assemble
 from k3ctl.checks.captures.words import plain
 from k3ctl.checks.merge import Gathered
 from k3ctl.errors import UsageError
-from k3ctl.gpus.types import Snapshot
 from k3ctl.host import imex_domain, kernel_log
+from k3ctl.machine.record import Machine
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_FILES = 500
@@ -45,7 +45,7 @@ def read_folder(path: Path) -> Gathered:
                 notes += [f"{file.name}: {note}" for note in part.notes]
         if captures:
             node, host = assemble(name, captures)
-            parts.append(Gathered(Snapshot(nodes=(node,)), {node.hostname: host}))
+            parts.append(Gathered((Machine(node, host),)))
     if not parts:
         raise UsageError(f"`{path}` holds no capture that can be used", reasons=notes)
     return merge.combine(parts, notes)

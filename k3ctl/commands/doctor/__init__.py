@@ -121,12 +121,13 @@ def doctor(
 
 def _here(*, probe: bool, probe_multicast: bool) -> Gathered:
     from k3ctl.checks.merge import Gathered
-    from k3ctl.gpus.collect import reading
+    from k3ctl.engine import rundir
+    from k3ctl.machine.read import read
 
-    read = reading(probe=probe, probe_multicast=probe_multicast)
-    asked_in_vain = (probe or probe_multicast) and read.host.probe is None
+    here = read(runs=rundir.sessions(), probe=probe, probe_multicast=probe_multicast)
+    asked_in_vain = (probe or probe_multicast) and (here.host is None or here.host.probe is None)
     notes = ("nothing was probed: there is no GPU here",) if asked_in_vain else ()
-    return Gathered(read.snapshot, {read.host.hostname: read.host}, notes=notes)
+    return Gathered((here,), notes=notes)
 
 
 def _merged(words: list[str]) -> Gathered:

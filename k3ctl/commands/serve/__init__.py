@@ -99,8 +99,8 @@ def serve(
     if model is not None:
         resolved = resolved.with_model_path(model)
     node = _node(node_rank, master_addr, master_port)
-    snapshot, unknown = (None, []) if skip_checks else session.check(resolved, typed)
-    seen = session.seen(resolved, snapshot)
+    here, unknown = (None, []) if skip_checks else session.check(resolved, typed)
+    seen = session.seen(resolved, here)
     signal.signal(signal.SIGTERM, session.terminated)
     tell = Narrator()
     engine = launch.launch(resolved, host=host, port=port, node=node, any_version=skip_checks, seen=seen)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from k3ctl import output
 from k3ctl.errors import ExitCode, K3Error, MachineError
-from k3ctl.gpus.types import Node, Snapshot
+from k3ctl.gpus.types import Node
 from k3ctl.gpus.visible import visible
 from k3ctl.output import CommandResult, Lines
 
@@ -27,21 +27,22 @@ if TYPE_CHECKING:
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def check(resolved: ResolvedConfig, overrides: Mapping[str, str] | None = None) -> tuple[Snapshot, list[str]]:
+def check(resolved: ResolvedConfig, overrides: Mapping[str, str] | None = None) -> tuple[Node, list[str]]:
     """Refuse what `k3ctl doctor` and `k3ctl plan` know cannot work on this node.
 
     Returns what was seen of its GPUs, and warnings about what is not known.
     ``overrides`` are the ones that were typed, so that the hint can repeat them.
     """
     from k3ctl.checks.merge import Gathered
-    from k3ctl.gpus.collect import reading
+    from k3ctl.engine import rundir
+    from k3ctl.machine.read import read
     from k3ctl.planning.deployment import Deployment
     from k3ctl.planning.preflight import HOSTS, preflight
 
-    read = reading()
+    machine = read(runs=rundir.sessions())
     chosen = resolved.env.get(VISIBLE, os.environ.get(VISIBLE))
-    here = Snapshot(nodes=tuple(_narrowed(node, chosen) for node in read.snapshot.nodes))
-    answer = preflight(Deployment(resolved), Gathered(here, {read.host.hostname: read.host}), share=True)
+    here = replace(machine, node=_narrowed(machine.node, chosen))
+    answer = preflight(Deployment(resolved), Gathered((here,)), share=True)
     if answer.blocking:
         raise MachineError(
             f"this machine cannot serve `{resolved.profile.name}`",
@@ -50,7 +51,7 @@ def check(resolved: ResolvedConfig, overrides: Mapping[str, str] | None = None) 
         )
     unknown = dict.fromkeys(reason.title for reason in answer.unknowns if reason.id != HOSTS)
     warnings = [f"not known before the start: {title[:1].lower()}{title[1:]}" for title in unknown]
-    return read.snapshot, warnings
+    return machine.node, warnings
 
 
 def _narrowed(node: Node, chosen: str | None) -> Node:
@@ -63,14 +64,14 @@ def _narrowed(node: Node, chosen: str | None) -> Node:
     return replace(node, gpus=tuple(found), pairs=pairs)
 
 
-def seen(resolved: ResolvedConfig, snapshot: Snapshot | None) -> dict[str, Any]:
+def seen(resolved: ResolvedConfig, node: Node | None) -> dict[str, Any]:
     """What the run's record keeps of the machine: the GPUs that the engine can see, and the driver."""
     from k3ctl import gpus
     from k3ctl.host.values import known
 
     if not resolved.profile.requires.gpus:
         return {"gpus": []}
-    node = (snapshot or gpus.snapshot()).nodes[0]
+    node = node or gpus.snapshot().nodes[0]
     found = visible(node, resolved.env.get(VISIBLE, os.environ.get(VISIBLE)))
     listed = None
     if found is not None:
