@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,17 @@ from typing import Any
 
 from k3ctl import __version__
 from k3ctl.errors import ExitCode, K3Error
+from k3ctl.redact import PLAIN
 
 ENVELOPE = "k3ctl.result/1"
+
+_UNSAFE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Controls but line end and tab, marks that change the direction of writing, halves of surrogate pairs."""
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_SIGNS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: "␡"}
+_SIGNS |= {ord(char): "\ufffd" for char in map(chr, range(0x80, 0xE000)) if _UNSAFE.match(char)}
 
 
 @dataclass(frozen=True)
@@ -93,30 +103,40 @@ def emit_error(error: K3Error, *, as_json: bool) -> None:
     if as_json:
         _write_json(envelope(None, error))
         return
-    note(f"error: {error.message}")
+    # a wrong argument is repeated in the message, and it may be a key
+    note(f"error: {PLAIN.shown(error.message)}")
     for reason in error.reasons:
-        note(f"  - {reason}")
+        note(f"  - {PLAIN.shown(reason)}")
     if error.hint:
-        note(f"hint: {error.hint}")
+        note(f"hint: {PLAIN.shown(error.hint)}")
+
+
+def printable(text: str) -> str:
+    """The text with nothing that a terminal would obey: what it holds comes from logs, servers, other hosts.
+
+    Colours are dropped; other control characters, and characters that reorder what is read, stand as signs of the
+    same length. Line ends and tabs stay.
+    """
+    return _COLOUR.sub("", text).translate(_SIGNS) if _UNSAFE.search(text) else text
 
 
 def note(text: str) -> None:
     """Narration for people: stderr, one line."""
-    print(text + ("\x1b[K" if sys.stderr.isatty() else ""), file=sys.stderr, flush=True)
+    end = "\x1b[K" if sys.stderr.isatty() else ""
+    print(printable(text) + end, file=sys.stderr, flush=True)
 
 
 def progress(text: str) -> bool:
     """Narration that the next line replaces, on a terminal; False (and nothing written) elsewhere."""
     if not sys.stderr.isatty():
         return False
-    print(f"\r{text}\x1b[K\r", end="", file=sys.stderr, flush=True)
+    print(f"\r{printable(text)}\x1b[K\r", end="", file=sys.stderr, flush=True)
     return True
 
 
 def write_text(text: str) -> None:
-    """Raw data for stdout (rendered files, plans): no wrapping, no colour."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
-    sys.stdout.flush()
+    """Data for stdout (rendered files, plans, log lines): no wrapping, no colour."""
+    _write(printable(text))
 
 
 def reader_has_gone() -> None:
@@ -125,7 +145,13 @@ def reader_has_gone() -> None:
 
 
 def _write_json(value: Mapping[str, Any]) -> None:
-    write_text(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    _write(_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.flush()
 
 
 def _print_blocks(blocks: Sequence[Block]) -> None:
@@ -147,10 +173,10 @@ def _print_blocks(blocks: Sequence[Block]) -> None:
     with console.capture() as text:  # rich ends the process when its reader has gone
         for block in blocks:
             if isinstance(block, Lines):
-                console.print("\n".join(block.lines), markup=False, soft_wrap=True)
+                console.print(printable("\n".join(block.lines)), markup=False, soft_wrap=True)
             else:
                 console.print(_rich_table(block))
-    write_text(text.get())
+    _write(text.get())
 
 
 def _pipe_width() -> int:
@@ -163,9 +189,11 @@ def _rich_table(table: Table) -> Any:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    out = RichTable(title=table.title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    out = RichTable(
+        title=printable(table.title) or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
+    )
     for column in table.columns:
         out.add_column(column, justify="right" if column in table.right else "left", overflow="fold")
     for row in table.rows:
-        out.add_row(*(Text(cell) for cell in row))
+        out.add_row(*(Text(printable(cell)) for cell in row))
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from k3ctl import output
 from k3ctl.errors import ExitCode, UsageError
 from k3ctl.output import CommandResult, Lines, Table
+from k3ctl.redact import redactor
 
 if TYPE_CHECKING:
     from k3ctl.engine.rundir import Run
@@ -130,7 +132,10 @@ def _tail(run: Run, count: int, window_bytes: int = 4 << 20) -> Sequence[str]:
         text = logs.tail(run.engine_log, window_bytes).decode(errors="replace")
     except OSError as error:
         raise UsageError(f"cannot read `{run.engine_log}`: {error.strerror or error}") from error
-    return text.splitlines()[-count:] if count else []
+    hide = redactor(os.environ)
+    # not splitlines: it also splits at marks that a line may hold, so that `-n 1` would show half of one
+    lines = text.removesuffix("\n").split("\n")
+    return [hide.shown(line) for line in lines[-count:]] if count and text else []
 
 
 def _follow(run: Run, tail: Sequence[str]) -> None:
@@ -139,13 +144,13 @@ def _follow(run: Run, tail: Sequence[str]) -> None:
 
     for line in tail:
         output.write_text(line)
-    follower = LogFollower(run.engine_log, from_end=True)
+    follower, hide = LogFollower(run.engine_log, from_end=True), redactor(os.environ)
     alive = True
     while alive:
         # asked before reading: lines that come with the end are still shown
         alive = rundir.read(run.dir).live()
         for line in follower.lines():
-            output.write_text(line)
+            output.write_text(hide.shown(line))
         time.sleep(0.2 if alive else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from k3ctl.errors import ExitCode, UsageError
 from k3ctl.output import Block, CommandResult, Lines, Table
+from k3ctl.redact import Redactor, redactor
 
 if TYPE_CHECKING:
     from k3ctl.triage.scan import Report
@@ -74,8 +76,13 @@ def as_data(report: Report) -> dict[str, Any]:
         "served": report.served,
         "first_cause": report.first_cause.rule.id if report.first_cause else None,
         "whole": report.whole,
-        "incidents": [_incident_data(incident) for incident in report.incidents],
+        "incidents": [_hide().value(_incident_data(incident)) for incident in report.incidents],
     }
+
+
+def _hide() -> Redactor:
+    """Lines of a log are shown as they stand there, but for secrets."""
+    return redactor(os.environ)
 
 
 def _incident_data(incident: Incident) -> dict[str, Any]:
@@ -114,7 +121,7 @@ def _blocks(report: Report) -> list[Block]:
         f"  next  {first.action}",
         f"  rule  {first.rule.id} · {first.rule.source}",
         f"  seen  {_where(first)}",
-        *(f"        {text[:200]}" for text in first.evidence),
+        *(f"        {_hide().shown(text)[:200]}" for text in first.evidence),
     ]
     others = report.incidents[1:]
     if not others:

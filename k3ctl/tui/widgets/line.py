@@ -5,6 +5,20 @@ from __future__ import annotations
 from textual.content import Content
 from textual.widgets import Static
 
+from k3ctl.output import printable
+
+
+def safe(content: Content | str) -> Content:
+    """What a screen shows of a text from anywhere: letter for letter, and nothing that the terminal would obey."""
+    if isinstance(content, str):
+        return Content(printable(content))
+    plain = content.plain
+    shown = printable(plain)
+    if shown == plain:
+        return content
+    # colours are dropped, and styles with them: where they stood is not known any more
+    return Content(shown, spans=list(content.spans)) if len(shown) == len(plain) else Content(shown)
+
 
 class Line(Static):
     """Text in its place: only a changed number of lines makes the screen lay itself out again."""
@@ -16,7 +30,7 @@ class Line(Static):
 
     def put(self, content: Content | str) -> None:
         """Replace the text; equal text costs nothing."""
-        new = content if isinstance(content, Content) else Content(content)
+        new = safe(content)
         if new == self._shown:
             return
         lines = new.plain.count("\n") + 1

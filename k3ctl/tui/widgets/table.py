@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 from textual.widgets import DataTable
 
+from k3ctl.output import printable
+
 
 class Table(DataTable[Text]):
     """Titled columns, numbers to the right. ``show`` changes only what differs."""
@@ -38,4 +40,4 @@ class Table(DataTable[Text]):
 
 
 def _cell(text: str, left: bool) -> Text:
-    return Text(text, justify="left" if left else "right")
+    return Text(printable(text), justify="left" if left else "right")
