@@ -5,7 +5,7 @@ Composes the same core functions as ``serve``, ``verify`` and ``bench``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from k3ctl.engine.stages import Stage
 from k3ctl.loadtest import driver, target, workload
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve
-from k3ctl.server.witness import decode_steps
 from k3ctl.verdict import check
 from k3ctl.verdict.judge import Grade, Verdict
 
@@ -78,12 +77,10 @@ def table_rows(result: DemoResult) -> list[list[str]]:
 
 def steps_counted(verdict: Verdict) -> Mapping[str, float]:
     """Decode steps of the verify drives: all, and specialized."""
-    drives: Sequence[Any] = verdict.drives
+    drives = verdict.drives
     return {
-        "decode_steps": sum(decode_steps(d.steps) for d in drives),
-        "specialized": sum(
-            c.steps for d in drives for key, c in d.steps.items() if key.path == "specialized"
-        ),
+        "decode_steps": sum(drive.decodes for drive in drives),
+        "specialized": sum(drive.specialized for drive in drives),
     }
 
 

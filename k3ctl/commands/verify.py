@@ -22,6 +22,7 @@ EPILOG = (
 )
 SCHEMA = "k3ctl.verify/1"
 REQUIREMENTS = ("proved", "consistent")
+FRONT_END = ".async_llm"
 
 
 def register(app: typer.Typer, command: Callable[..., Any]) -> None:
@@ -88,10 +89,14 @@ def blocks(url: str, verdict: Verdict) -> list[Block]:
 
 
 def traced(files: Sequence[Path]) -> CommandResult:
-    """Verdict of profiler traces, one per rank; every rank must prove the same number of steps."""
+    """Verdict of profiler traces, one per rank; every rank must prove the same number of steps.
+
+    The API server's own trace, which has no kernels, is set aside by the name that vLLM gives it.
+    """
     from k3ctl.verdict import kernels, trace
 
-    reports = [trace.summarize(kernels.read(file)) for file in files]
+    ranks = [file for file in files if FRONT_END not in file.name]
+    reports = [trace.summarize(kernels.read(file)) for file in ranks or files]
     verdict = trace.verdict(reports)
     shown = next((report for report in reports if report.kernels), reports[0])
     lines = Lines([trace.statement(reports), *(f"trace: {file}" for file in files)])

@@ -6,6 +6,7 @@ which adds what no counter can say (why the fast path was refused at start, whet
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -199,12 +200,18 @@ def _key(labels: Mapping[str, Any]) -> StepKey:
 def _rank(value: Any) -> int:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0
 
 
 def _number(value: Any) -> float:
+    """A JSON number (NaN and Infinity are ones to Python); 0 for anything else."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
+def _whole(value: Any) -> int:
+    number = _number(value)
+    return int(number) if math.isfinite(number) else 0
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -225,13 +232,13 @@ def _worker(page: Mapping[str, Any]) -> WorkerPage:
         known_build=page.get("known_build") is True,
         platform=str(page.get("platform", "")),
         decode_backend=str(page.get("decode_backend", "")),
-        max_rows=int(_number(page.get("max_rows"))),
-        query_len=int(_number(page.get("query_len"))),
+        max_rows=_whole(page.get("max_rows")),
+        query_len=_whole(page.get("query_len")),
         refused=_texts(page.get("refused")),
         counts=counts,
         unavailable=_texts(page.get("unavailable")),
-        workers=int(_number(page.get("workers"))),
-        engine=int(_number(page.get("engine"))),
-        pid=int(_number(page.get("pid"))),
+        workers=_whole(page.get("workers")),
+        engine=_whole(page.get("engine")),
+        pid=_whole(page.get("pid")),
         started_at=_number(page.get("started_at")),
     )

@@ -9,22 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from k3ctl import deployment
+from k3ctl.deployment import Deployment
 from k3ctl.engine import rundir
 from k3ctl.errors import UsageError
+from k3ctl.facts import published
 from k3ctl.server import models, which
 from k3ctl.server.client import Client
 from k3ctl.verdict import probe
 from k3ctl.verdict import profile as profiler
-from k3ctl.verdict.judge import Drive, Evidence, Verdict, judge
+from k3ctl.verdict.evidence import Evidence
+from k3ctl.verdict.judge import Drive, Verdict, judge
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server to judge. ``requested``: its launch asked for the specialized path (None: not known)."""
+    """A server to judge, and what the record of its launch says."""
 
     url: str
     run_id: str | None = None
-    requested: bool | None = None
+    deployment: Deployment = deployment.UNKNOWN
 
 
 def target(url: str | None, run_id: str | None) -> Target:
@@ -36,9 +39,7 @@ def target(url: str | None, run_id: str | None) -> Target:
     """
     found = which.one(url, run_id)
     run = found.run
-    if run is None:
-        return Target(found.url)
-    return Target(found.url, run.id, deployment.of_run(run).requested)
+    return Target(found.url) if run is None else Target(found.url, run.id, deployment.of_run(run))
 
 
 def check(server: Target, *, rows: int = 4, tokens: int = 48, api_key: str | None = None) -> Verdict:
@@ -52,7 +53,23 @@ def check(server: Target, *, rows: int = 4, tokens: int = 48, api_key: str | Non
         model = models.served(client)
         probe.warm_up(client, model)
         phases = [probe.drive(client, model, 1, tokens), probe.drive(client, model, rows, tokens)]
-    return judge(Evidence(phases, server.requested))
+    return judge(Evidence(phases, server.deployment.requested, published_step_ms(server.deployment)))
+
+
+def published_step_ms(of: Deployment) -> float | None:
+    """Published time of a batch-1 decode step on the specialized path, for exactly this hardware and no drafts."""
+    if of.num_speculative_tokens != 0 or None in (of.gpu, of.gpus, of.tensor_parallel_size):
+        return None
+    rows = [
+        row
+        for anchor in published.anchors()
+        if (anchor.path, anchor.unit, anchor.num_speculative_tokens) == ("specialized", "decode_tok_s", 0)
+        and (anchor.gpu, anchor.gpus, anchor.tensor_parallel_size)
+        == (of.gpu, of.gpus, of.tensor_parallel_size)
+        for row in anchor.rows
+        if row.concurrency == 1
+    ]
+    return 1000 / rows[0].value if rows else None
 
 
 def profile(server: Target, *, tokens: int = 48, api_key: str | None = None) -> list[Path]:
@@ -100,6 +117,8 @@ def _drive_data(drive: Drive) -> Mapping[str, Any]:
         "rows": drive.rows,
         "tokens": drive.tokens,
         "specialized_share": drive.share,
+        "decode_steps": drive.decodes,
+        "specialized_steps": drive.specialized,
         "step_ms": drive.step_ms,
         "steps": [
             {
@@ -107,6 +126,7 @@ def _drive_data(drive: Drive) -> Mapping[str, Any]:
                 "kind": key.kind,
                 "mode": key.mode,
                 "reason": key.reason,
+                "slots": key.slots,
                 "steps": count.steps,
                 "rows": count.rows,
                 "tokens": count.tokens,

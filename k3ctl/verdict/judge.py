@@ -1,23 +1,29 @@
-"""From evidence to a verdict. Pure functions.
+"""From evidence to a verdict. Pure functions; the rules are listed in ``docs/reference/verify.md``.
 
-*proved*: counters of a build we know say that the decodes we drove took the specialized path.
-*consistent*: no such counters, but configuration and measured step time agree with it.
-*not engaged*: counters say that the decodes took the standard path, and why.
+*proved*: in every drive, counters that may be believed say that its decode steps took the specialized path.
+*consistent*: nothing contradicts it, but something that a proof needs could not be checked.
+*not engaged*: in some drive the decode steps took the standard path, and why.
 *unknown*: the evidence does not allow a statement; the reason says what is missing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from k3ctl.server.witness import Counts, WorkerPage, by_reason, decode_steps, difference, engagement
+from k3ctl.server.witness import Counts, StepCount, StepKey, WorkerPage
+from k3ctl.verdict.evidence import SPECIALIZED, STANDARD, Evidence, Phase, doubts, flaw, foreign
 
 PROVED_SHARE = 0.95
-"""Share of decode steps of the batch-1 drive that must be specialized: its one prefill step may mix once."""
+"""Share of a drive's decode steps that must be specialized."""
 STEP_TIME_TOLERANCE = 0.25
 """How far a measured batch-1 step may lie above the published one and still agree with it."""
+MIN_TIMED_TOKENS = 16
+"""Below this the prompt's time hides that of a step."""
+NO_SLOTS = frozenset({"none", "stock"})
+"""What an executor calls a specialized step in which every slot runs stock kernels: a standard one."""
 
 
 class Grade(StrEnum):
@@ -30,63 +36,34 @@ class Grade(StrEnum):
 
 
 @dataclass(frozen=True)
-class Phase:
-    """One controlled drive: ``rows`` concurrent requests.
-
-    generated/prompted: tokens we received and sent; served_generated/served_prompted: what the server counted
-    meanwhile (None when it publishes no metrics). before/after: witness pages by rank.
-    """
-
-    rows: int
-    generated: int
-    prompted: int
-    seconds: float
-    served_generated: float | None
-    served_prompted: float | None
-    busy_before: bool
-    before: Mapping[int, WorkerPage]
-    after: Mapping[int, WorkerPage]
-
-    def foreign(self) -> bool:
-        """Whether requests that we did not send ran at the same time."""
-        counted = ((self.served_generated, self.generated), (self.served_prompted, self.prompted))
-        return self.busy_before or any(served is not None and served != ours for served, ours in counted)
-
-    def counts(self) -> Mapping[int, Counts | None]:
-        """Steps of this drive by rank; None where a counter went backwards."""
-        empty: Counts = {}
-        return {
-            rank: difference(self.before[rank].counts if rank in self.before else empty, page.counts)
-            for rank, page in self.after.items()
-        }
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What was seen. ``requested``: the launch asked for the specialized path (None: not known).
-
-    ``anchor_step_ms``: published batch-1 step time of this configuration, if there is one.
-    """
-
-    phases: Sequence[Phase]
-    requested: bool | None = None
-    anchor_step_ms: float | None = None
-
-
-@dataclass(frozen=True)
 class Drive:
-    """One phase, counted: steps of the lowest rank."""
+    """One phase, counted.
+
+    steps: of the lowest rank (of every engine); decodes: steps that count for the path, which leaves out those that
+    had to take our own prompts along; specialized: those of them on the specialized path.
+    """
 
     rows: int
     tokens: int
     steps: Counts
-    share: float | None
+    decodes: float
+    specialized: float
     step_ms: float | None
+
+    @property
+    def share(self) -> float | None:
+        """Share of the decode steps that were specialized; None without such steps."""
+        return self.specialized / self.decodes if self.decodes else None
+
+    @property
+    def told(self) -> str:
+        """One phrase for people."""
+        return f"{self.specialized:.0f} of {self.decodes:.0f} decode steps at batch {self.rows}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer, what it rests on, and what to change."""
+    """The answer, what it rests on, and what to change. ``share``: of the worst drive."""
 
     grade: Grade
     statement: str
@@ -108,92 +85,107 @@ REMEDIES: Mapping[str, str] = {
     "query-length-not-planned": "steps carry another number of drafts than num_speculative_tokens",
     "rows-over-limit": "more than 64 token rows a step: concurrency × (1 + num_speculative_tokens) must stay at or "
     "below 64",
+    "slots-stock": "the executor runs stock kernels in every slot: choose some of its own",
     "graph-not-specialized": "the captured graphs hold standard kernels: check cudagraph capture sizes and "
     "`decode_backend` at start",
 }
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The verdict on a server, from at least one phase; the first phase is the batch-1 drive."""
+    """The verdict on a server: every drive is graded by itself, and the worst of them is the answer."""
     drives = tuple(_drive(phase) for phase in evidence.phases)
-    first = evidence.phases[0]
-    if any(phase.foreign() for phase in evidence.phases):
+    if not evidence.phases:
+        return Verdict(Grade.UNKNOWN, "the server was not driven", remedy="run verify again")
+    if not any(phase.before or phase.after for phase in evidence.phases):
+        return _without_counters(evidence, drives)
+    if (found := flaw(evidence)) is not None:
+        return Verdict(Grade.UNKNOWN, found.text, remedy=found.remedy, drives=drives)
+    silent = next((drive for drive in drives if not drive.decodes), None)
+    if silent is not None:
         return Verdict(
             Grade.UNKNOWN,
-            "other requests ran during the drive, so its steps cannot be told apart",
-            remedy="run verify while the server is idle",
+            f"no pure decode step at batch {silent.rows}: every step carried a prompt",
+            remedy="drive longer: raise `--tokens`",
             drives=drives,
         )
-    if not first.after:
-        return _without_counters(evidence, drives)
-    return _counted(evidence, drives)
+    notes = tuple(doubts(evidence))
+    worst = min(drives, key=lambda drive: drive.share or 0.0)
+    if (worst.share or 0.0) < PROVED_SHARE:
+        return _not_engaged(worst, drives, evidence.phases[0].after, notes)
+    return Verdict(
+        Grade.CONSISTENT if notes else Grade.PROVED, _engaged(drives), worst.share, drives=drives, notes=notes
+    )
 
 
 def _drive(phase: Phase) -> Drive:
-    by_rank = phase.counts()
-    counts = (by_rank[min(by_rank)] if by_rank else None) or {}
-    steps = decode_steps(counts)
-    step_ms = 1000 * phase.seconds / steps if steps and phase.rows == 1 else None
-    return Drive(phase.rows, phase.generated, counts, engagement(counts), step_ms)
+    """Grade one drive's steps.
+
+    Decodes that share a step with a prompt are standard by design. Each of our requests has one such step at most, for
+    its prompt; what is more than that counts.
+    """
+    counts = phase.steps()
+    mixed = _steps(counts, STANDARD, "mixed")
+    standard = _steps(counts, STANDARD, "decode") + max(0.0, mixed - phase.rows)
+    stock = sum(count.steps for key, count in counts.items() if key.slots in NO_SLOTS)
+    specialized = _steps(counts, SPECIALIZED, "decode") - stock
+    decodes = specialized + stock + standard
+    step_ms = 1000 * phase.seconds / decodes if decodes and phase.rows == 1 else None
+    return Drive(phase.rows, phase.generated, counts, decodes, specialized, step_ms)
 
 
-def _counted(evidence: Evidence, drives: Sequence[Drive]) -> Verdict:
-    pages = list(evidence.phases[0].after.values())
-    restarted = [r for phase in evidence.phases for r, c in phase.counts().items() if c is None]
-    if restarted:
-        return Verdict(
-            Grade.UNKNOWN, "a worker restarted during the drive", remedy="run verify again", drives=drives
-        )
-    shares = {engagement(c or {}) for c in evidence.phases[0].counts().values()}
-    if shares == {None}:
-        return Verdict(
-            Grade.UNKNOWN,
-            "the witness counted no decode step during the drive",
-            remedy="is the witness of this server's build? see its log for `k3 runtime` warnings",
-            drives=drives,
-        )
-    if len(shares) > 1:
-        return Verdict(
-            Grade.UNKNOWN,
-            f"ranks disagree on the path: {sorted(str(s) for s in shares)}",
-            remedy="compare the engine logs of the ranks",
-            drives=drives,
-        )
-    share = drives[0].share or 0.0
-    notes = tuple(
-        f"rank {p.rank}: vLLM {p.vllm} is not a build the witness knows" for p in pages if not p.known_build
-    )
-    if any(phase.served_generated is None for phase in evidence.phases):
-        notes += ("`/metrics` cannot be read: whether other requests ran meanwhile is not known",)
-    if share >= PROVED_SHARE:
-        grade = Grade.CONSISTENT if notes else Grade.PROVED
-        return Verdict(grade, _engaged_statement(drives), share, drives=drives, notes=notes)
-    reason = (by_reason(drives[0].steps) or (("", 0.0),))[0][0]
+def _steps(counts: Counts, path: str, kind: str) -> float:
+    return sum(count.steps for key, count in counts.items() if (key.path, key.kind) == (path, kind))
+
+
+def _not_engaged(
+    worst: Drive, drives: Sequence[Drive], pages: Sequence[WorkerPage], notes: tuple[str, ...]
+) -> Verdict:
+    reason = _reason(worst)
+    refused = dict.fromkeys(text for page in pages for text in page.refused)
     return Verdict(
         Grade.NOT_ENGAGED,
-        f"{1 - share:.0%} of the decode steps at batch 1 took the standard path",
-        share,
+        f"{worst.decodes - worst.specialized:.0f} of {worst.decodes:.0f} decode steps at batch {worst.rows} took the "
+        "standard path",
+        worst.share,
         reason,
-        _remedy(reason, pages[0]),
+        _remedy(reason, pages),
         drives,
-        notes + tuple(f"refused at start: {text}" for text in pages[0].refused),
+        notes + tuple(f"refused at start: {text}" for text in refused),
     )
 
 
-def _remedy(reason: str, page: WorkerPage) -> str:
+def _reason(drive: Drive) -> str:
+    """Why most standard decode steps of a drive were standard; why mixed ones were, where there are no others."""
+    for kind in ("decode", "mixed"):
+        reasons: dict[str, StepCount] = {}
+        for key, count in drive.steps.items():
+            if (key.path, key.kind) == (STANDARD, kind):
+                reasons[key.reason] = reasons.get(key.reason, StepCount()) + count
+        if reasons:
+            return max(sorted(reasons), key=lambda reason: reasons[reason].steps)
+    return "slots-stock"
+
+
+def _remedy(reason: str, pages: Sequence[WorkerPage]) -> str:
     """Never the advice to ask for what this deployment cannot have."""
-    if reason == "backend-off" and page.unavailable:
-        return f"none on this deployment: {'; '.join(page.unavailable)}"
+    unavailable = tuple(dict.fromkeys(text for page in pages for text in page.unavailable))
+    if reason == "backend-off" and unavailable:
+        return f"none on this deployment: {'; '.join(unavailable)}"
     return REMEDIES.get(reason, "")
 
 
-def _engaged_statement(drives: Sequence[Drive]) -> str:
-    steps = sum(decode_steps(d.steps) for d in drives)
-    specialized = sum(c.steps for d in drives for key, c in d.steps.items() if key.path == "specialized")
-    return f"{specialized:.0f} of {steps:.0f} decode steps took the specialized path"
+def _engaged(drives: Sequence[Drive]) -> str:
+    steps = "; ".join(drive.told for drive in drives)
+    slots = sorted({key.slots for drive in drives for key in drive.steps if _own(key)})
+    return f"{steps} took the specialized path" + (f" (own kernels: {' / '.join(slots)})" if slots else "")
+
+
+def _own(key: StepKey) -> bool:
+    return key.path == SPECIALIZED and bool(key.slots) and key.slots not in NO_SLOTS
 
 
 def _without_counters(evidence: Evidence, drives: Sequence[Drive]) -> Verdict:
+    """At best *consistent*: asked for, alone, and about as fast at batch 1 as published for the same deployment."""
     missing = "the server exports no witness counters"
     if evidence.requested is False:
         return Verdict(
@@ -203,22 +195,23 @@ def _without_counters(evidence: Evidence, drives: Sequence[Drive]) -> Verdict:
             remedy=REMEDIES["backend-off"],
             drives=drives,
         )
-    first = evidence.phases[0]
-    if evidence.requested and evidence.anchor_step_ms and first.generated > 1:
-        step_ms = 1000 * first.seconds / first.generated
-        text = f"{missing}; {step_ms:.2f} ms a token at batch 1, published {evidence.anchor_step_ms:.2f} ms"
-        if step_ms <= evidence.anchor_step_ms * (1 + STEP_TIME_TOLERANCE):
-            return Verdict(Grade.CONSISTENT, text, drives=drives)
-        return Verdict(
-            Grade.NOT_ENGAGED,
-            f"{text}: too slow for the specialized path",
-            reason="step-time",
-            remedy="start the server with `k3ctl serve` to have its steps counted",
-            drives=drives,
-        )
+    remedy = "start the server with `k3ctl serve`, or with the runtime's plugins in VLLM_PLUGINS"
+    step_ms, published_ms = _token_ms(evidence), evidence.anchor_step_ms
+    if not evidence.requested or published_ms is None or step_ms is None:
+        return Verdict(Grade.UNKNOWN, missing, remedy=remedy, drives=drives)
+    text = f"{missing}; {step_ms:.2f} ms a token at batch 1, published {published_ms:.2f} ms"
+    if step_ms <= published_ms * (1 + STEP_TIME_TOLERANCE):
+        return Verdict(Grade.CONSISTENT, text, drives=drives, notes=("the launch asked for the path",))
     return Verdict(
-        Grade.UNKNOWN,
-        missing,
-        remedy="start the server with `k3ctl serve`, or with the runtime's plugins in VLLM_PLUGINS",
-        drives=drives,
+        Grade.UNKNOWN, f"{text}: too slow to be a sign of the specialized path", remedy=remedy, drives=drives
+    )
+
+
+def _token_ms(evidence: Evidence) -> float | None:
+    """Time of a token at batch 1, its prompt included; None where it says nothing."""
+    first = next((phase for phase in evidence.phases if phase.rows == 1), None)
+    if first is None or first.generated < MIN_TIMED_TOKENS or not 0 < first.seconds < math.inf:
+        return None
+    return (
+        None if any(foreign(phase) for phase in evidence.phases) else 1000 * first.seconds / first.generated
     )

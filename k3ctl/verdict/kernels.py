@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from k3ctl.errors import UsageError
 MAX_BYTES = 2_000_000_000
 
 EXPERTS = "routed experts"
+KDA = "KDA core"
+O_PROJECTION = "o-projection and all-reduce"
 
 PARTS: Sequence[tuple[str, tuple[str, ...]]] = (
     (
@@ -30,7 +33,7 @@ PARTS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("embedding", ("EmbeddingGather", "vectorized_gather")),
     ("attention residuals", ("ClusterAttnRes", "attn_res")),
     (
-        "KDA core",
+        KDA,
         (
             "KdaSplit", "kda_decode", "fused_kda", "recurrent_kda", "flash_kda", "chunk_kda",
             "causal_conv1d", "layer_norm_gated",
@@ -43,7 +46,7 @@ PARTS: Sequence[tuple[str, tuple[str, ...]]] = (
             "fused_mul_sigmoid",
         ),
     ),
-    ("o-projection and all-reduce", ("OprojProducer", "OprojUmma", "OprojConsumer", "OprojFused")),
+    (O_PROJECTION, ("OprojProducer", "OprojUmma", "OprojConsumer", "OprojFused")),
     (
         "router and latent",
         ("MoeFront", "WsGemm", "RouteSitu", "topk", "LLBf16", "moe_align", "count_and_sort"),
@@ -129,6 +132,8 @@ def _kernels(events: Iterable[Any]) -> Iterable[Kernel]:
         try:
             start, duration = float(event["ts"]), float(event["dur"])
         except (KeyError, TypeError, ValueError):
+            continue
+        if not (math.isfinite(start) and 0 <= duration < math.inf):
             continue
         arguments = event.get("args")
         stream = arguments.get("stream") if isinstance(arguments, Mapping) else None

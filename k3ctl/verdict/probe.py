@@ -12,18 +12,20 @@ from k3ctl.errors import EngineError
 from k3ctl.server import witness
 from k3ctl.server.client import BadAnswer, Client
 from k3ctl.server.witness import WorkerPage
-from k3ctl.verdict.judge import Phase
+from k3ctl.verdict.evidence import Phase
 
 SETTLE_S = 5.0
 """How long counters may lag behind a finished request."""
 POLL_S = 0.1
+PAGE_PERIOD_S = 0.3
+"""A little longer than a worker takes to write a page that changed."""
 REQUEST_TIMEOUT_S = 300.0
 PROMPT_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class _Reading:
-    pages: Mapping[int, WorkerPage]
+    pages: tuple[WorkerPage, ...]
     generated: float | None
     prompted: float | None
     busy: bool
@@ -84,7 +86,7 @@ def _complete(client: Client, model: str, row: int, tokens: int) -> Mapping[str,
 
 
 def _read(client: Client) -> _Reading:
-    pages = {page.rank: page for page in witness.pages(client)}
+    pages = witness.pages(client)
     try:
         load = client.load()
     except BadAnswer:
@@ -93,16 +95,24 @@ def _read(client: Client) -> _Reading:
 
 
 def _settled(client: Client, before: _Reading, generated: int) -> _Reading:
-    """The first reading in which the server has counted what it sent us (or the last one before the deadline)."""
+    """The first reading in which the server has counted what it sent us (or the last one before the deadline).
+
+    Pages that are read from disk come a moment later: they are settled when two readings agree.
+    """
     deadline = time.monotonic() + SETTLE_S
+    reading = before
     while True:
-        reading = _read(client)
+        earlier, reading = reading, _read(client)
         counted = _difference(before.generated, reading.generated)
-        if (counted is None or counted >= generated) and not reading.busy:
+        if (counted is None or counted >= generated) and not reading.busy and _same(earlier, reading):
             return reading
         if time.monotonic() > deadline:
             return reading
-        time.sleep(POLL_S)
+        time.sleep(PAGE_PERIOD_S)
+
+
+def _same(earlier: _Reading, later: _Reading) -> bool:
+    return [page.counts for page in earlier.pages] == [page.counts for page in later.pages]
 
 
 def _difference(before: float | None, after: float | None) -> float | None:

@@ -1,23 +1,27 @@
 """What a profiler trace proves: which path its decode steps took, how many kernels a layer has, how long it takes.
 
 The specialized path of vLLM 0.33.0 is recognised by sentinels that never occur in a standard step: one ``KdaSplit`` per
-KDA layer (69) and one ``MlaValue`` or ``DcpValue`` per MLA layer (24) in every step, in the order of the layers. Class
-names, counts and order: vLLM 0.33.0's source, checked there against the published count of 13 kernels per KDA+MoE
-layer. Not yet run on a Blackwell trace; standard steps were seen on an H200.
+KDA layer (69) and one ``MlaValue`` or ``DcpValue`` per MLA layer (24) in every step, in the order of the layers. A
+sentinel alone is not a layer: each must be followed by the rest of its own (o-projection, experts or dense MLP, the
+next mixture) before the next one. Standard decode steps are counted beside them, by the KDA kernels that only they
+have. Class names, counts and order: vLLM 0.33.0's source, checked there against the published count of 13 kernels per
+KDA+MoE layer. Not yet run on a Blackwell trace; standard steps were seen on an H200.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from k3ctl.verdict.kernels import Kernel, classify, has
+from k3ctl.verdict.kernels import EXPERTS, KDA, O_PROJECTION, Kernel, classify, has
 from k3ctl.verdict.layers import LayerKind, layers
 
 LAYERS = 93
 MLA_LAYERS = frozenset(i for i in range(LAYERS) if i % 4 == 3) | {LAYERS - 1}
+KDA_LAYERS = LAYERS - len(MLA_LAYERS)
 STEP = "".join("M" if i in MLA_LAYERS else "K" for i in range(LAYERS))
 """Sentinels of one specialized step of Kimi K3 in time order: 69 times K, 24 times M. Only its end reads ``MM``."""
 PUBLISHED = {"kernels_per_layer": (23, 13), "us_per_layer": (130.0, 69.0)}
@@ -26,20 +30,34 @@ PUBLISHED = {"kernels_per_layer": (23, 13), "us_per_layer": (130.0, 69.0)}
 KDA_SENTINEL = ("KdaSplit",)
 MLA_SENTINELS = ("MlaValue", "DcpValue")
 MIXTURE = ("ClusterAttnRes",)
+DENSE = ("DenseSitu",)
+PREFILL_KDA = ("chunk_kda", "flash_kda", "FlashKDA", "causal_conv1d", "layer_norm_gated")
+"""KDA kernels that prefills run, or prefills too: they tell no decode step."""
+PROVED_SHARE = 0.95
+"""Share of the decode steps that must be specialized."""
+BESIDE = frozenset({"sampling", "state and block tables", "embedding"})
+"""Parts of a step that lie outside its layers, on either path."""
+OUTSIDE_SHARE = 0.5
+"""Share of GPU time outside of the specialized steps above which a trace shows mostly something else."""
 
 
 @dataclass(frozen=True)
 class TraceReport:
     """Summary of one rank's trace.
 
-    steps: whole specialized steps; consistent: all sentinels belong to whole steps, or to one that the window cut at
-    its start or end; kernels_per_layer and us_per_layer: over the specialized steps, from the first kernel to the last;
-    layers: the layers of standard steps.
+    steps: whole specialized steps; standard_steps: standard decode steps, at least; consistent: all sentinels belong to
+    whole steps, or to one that the window cut at its start or end; bare: sentinels without the rest of their layer;
+    outside: share of the GPU's time that belongs to neither a specialized step nor to what lies between two steps;
+    kernels_per_layer and us_per_layer: over the specialized steps, each from its first kernel to its last; layers: the
+    layers of standard steps.
     """
 
     kernels: int
     steps: int
+    standard_steps: int
     consistent: bool
+    bare: int
+    outside: float
     kda_sentinels: int
     mla_sentinels: int
     kernels_per_layer: float | None
@@ -49,29 +67,46 @@ class TraceReport:
     by_stream: Mapping[str, int]
 
     @property
+    def share(self) -> float:
+        """Share of the decode steps that were specialized."""
+        return self.steps / (self.steps + self.standard_steps) if self.steps else 0.0
+
+    @property
+    def cut(self) -> bool:
+        """The window holds a part of a specialized step only."""
+        return self.consistent and not self.steps and self.kda_sentinels + self.mla_sentinels > 0
+
+    @property
     def proves(self) -> bool:
-        """Whether the trace alone proves specialized steps."""
-        return self.consistent and self.steps > 0
+        """Whether the trace alone proves that decode steps are specialized."""
+        whole = self.consistent and self.steps > 0 and not self.bare
+        return whole and self.share >= PROVED_SHARE and self.outside <= OUTSIDE_SHARE
 
 
 def summarize(kernels: Sequence[Kernel]) -> TraceReport:
     """Count, classify and time the kernels of one rank (in time order)."""
-    sentinels = [(i, _sentinel(k.name)) for i, k in enumerate(kernels) if _sentinel(k.name)]
-    letters = "".join(letter for _, letter in sentinels)
-    first, steps, consistent = _whole_steps(letters)
-    inside: Sequence[Kernel] = ()
-    if steps and consistent:
-        ends = sentinels[first][0], sentinels[first + steps * LAYERS - 1][0]
-        inside = _with_mixtures(kernels, *ends)
-    wall = max(k.start_us + k.duration_us for k in inside) - inside[0].start_us if inside else None
+    sentinels = [(i, letter) for i, kernel in enumerate(kernels) if (letter := _sentinel(kernel.name))]
+    first, steps, consistent = _whole_steps("".join(letter for _, letter in sentinels))
+    places = [i for i, _ in sentinels]
+    whole = [_whole_layer(kernels, places, n, (n - first) % LAYERS) for n in range(len(places))]
+    if steps and first + steps * LAYERS == len(places) and not whole[-1]:
+        steps -= 1  # the window ends inside its last layer
+    spans = _spans(kernels, places[first : first + steps * LAYERS]) if consistent else []
+    bare = whole[:-1].count(False) if consistent else 0  # the last one may be cut
+    inside = [kernels[start : end + 1] for start, end in spans]
+    wall = sum(max(k.start_us + k.duration_us for k in step) - step[0].start_us for step in inside)
+    counted = steps * LAYERS if inside else 0
     return TraceReport(
         kernels=len(kernels),
         steps=steps if consistent else 0,
+        standard_steps=_standard_steps(kernels),
         consistent=consistent,
-        kda_sentinels=letters.count("K"),
-        mla_sentinels=letters.count("M"),
-        kernels_per_layer=len(inside) / (steps * LAYERS) if inside else None,
-        us_per_layer=wall / (steps * LAYERS) if wall is not None else None,
+        bare=bare,
+        outside=_outside(kernels, spans, sentinels),
+        kda_sentinels=sum(letter == "K" for _, letter in sentinels),
+        mla_sentinels=sum(letter == "M" for _, letter in sentinels),
+        kernels_per_layer=sum(map(len, inside)) / counted if counted else None,
+        us_per_layer=wall / counted if counted else None,
         layers=layers(kernels),
         by_part=_by_part(kernels),
         by_stream=Counter(k.stream for k in kernels),
@@ -79,34 +114,41 @@ def summarize(kernels: Sequence[Kernel]) -> TraceReport:
 
 
 def verdict(reports: Sequence[TraceReport]) -> str:
-    """``proved``, ``not engaged`` or ``unknown``, for the traces of all ranks."""
-    seen = [report for report in reports if report.kernels]
-    if not seen:
+    """``proved``, ``not engaged`` or ``unknown``, for the traces of all ranks: each must prove the same by itself."""
+    if not reports or any(not report.kernels for report in reports):
         return "unknown"
-    same = len({report.steps for report in seen}) == 1
-    return "proved" if same and all(report.proves for report in seen) else "not engaged"
+    if all(report.proves for report in reports):
+        return "proved" if len({report.steps for report in reports}) == 1 else "unknown"
+    if any(report.bare or report.cut for report in reports):
+        return "unknown"
+    return "not engaged" if any(report.share < PROVED_SHARE for report in reports) else "unknown"
 
 
 def statement(reports: Sequence[TraceReport]) -> str:
     """One sentence for people, with the published figures beside the measured ones."""
     grade = verdict(reports)
-    if grade == "unknown":
-        return "unknown — the trace holds no GPU kernels: it proves nothing about a GPU's decode path"
-    report = next(report for report in reports if report.kernels)
-    counted = f"{report.kda_sentinels} KdaSplit, {report.mla_sentinels} MlaValue/DcpValue in {report.kernels} kernels"
+    return f"{grade} — {_why(grade, reports)}"
+
+
+def _why(grade: str, reports: Sequence[TraceReport]) -> str:
     stock, fast = PUBLISHED["kernels_per_layer"]
     stock_us, fast_us = PUBLISHED["us_per_layer"]
+    if grade == "unknown":
+        return _doubt(reports)
     if grade == "proved":
+        report = reports[0]
+        beside = f" beside {report.standard_steps} standard ones" if report.standard_steps else ""
         return (
-            f"proved — {report.steps} specialized steps ({counted}); "
+            f"{report.steps} specialized steps{beside} ({_counted(report)}); "
             f"{report.kernels_per_layer:.1f} kernels a layer (published {stock:.0f} → {fast:.0f}), "
             f"{report.us_per_layer:.1f} µs a layer (published {stock_us:.0f} → {fast_us:.0f}, TP16, batch 8, GB300)"
         )
-    if report.proves:
-        return f"not engaged — ranks differ: {', '.join(str(r.steps) for r in reports)} specialized steps"
+    report = min(reports, key=lambda r: r.share)
+    if report.steps:
+        return f"{report.steps} specialized decode steps beside {report.standard_steps} standard ones"
+    text = _counted(report)
     if report.kda_sentinels or report.mla_sentinels:
-        return f"not engaged — {counted}: not in the order of whole steps (69 and 24 per step)"
-    text = f"not engaged — {counted}"
+        return f"{text}: not in the order of whole steps (69 and 24 per step)"
     if (moe := next((kind for kind in report.layers if kind.name == "KDA + MoE"), None)) is not None:
         text += (
             f"; a standard KDA + MoE layer has {moe.kernels:.0f} kernels and takes {moe.us:.1f} µs "
@@ -115,11 +157,33 @@ def statement(reports: Sequence[TraceReport]) -> str:
     return text
 
 
+def _doubt(reports: Sequence[TraceReport]) -> str:
+    if empty := sum(not report.kernels for report in reports):
+        if empty == len(reports):
+            return "the trace holds no GPU kernels: it proves nothing about a GPU's decode path"
+        return f"{empty} of {len(reports)} ranks hold no GPU kernels"
+    if bare := max((report.bare for report in reports), default=0):
+        return f"{bare} sentinel kernels without the rest of their layer around them"
+    if any(report.cut for report in reports):
+        return "the window holds no whole step: take a longer one"
+    outside = max((report.outside for report in reports), default=0.0)
+    if outside > OUTSIDE_SHARE:
+        return f"{outside:.0%} of the GPU's time lies outside of the specialized steps: take a window of decode steps"
+    return f"ranks differ: {', '.join(str(r.steps) for r in reports)} specialized steps"
+
+
+def _counted(report: TraceReport) -> str:
+    return f"{report.kda_sentinels} KdaSplit, {report.mla_sentinels} MlaValue/DcpValue in {report.kernels} kernels"
+
+
 def as_data(report: TraceReport) -> Mapping[str, Any]:
     """The report for scripts."""
     return {
         "kernels": report.kernels,
         "specialized_steps": report.steps,
+        "standard_steps": report.standard_steps,
+        "bare_sentinels": report.bare,
+        "outside_share": report.outside,
         "kda_sentinels": report.kda_sentinels,
         "mla_sentinels": report.mla_sentinels,
         "kernels_per_layer": report.kernels_per_layer,
@@ -135,8 +199,13 @@ def _sentinel(name: str) -> str:
 
 
 def _whole_steps(letters: str) -> tuple[int, int, bool]:
-    """(position of the first whole step, whole steps, whether the rest is the end of one and the start of another)."""
-    first = max(letters.find(STEP), 0)
+    """(position of the first whole step, whole steps, whether the rest is the end of one and the start of another).
+
+    Without a whole step: whether it is a piece of one, or of two in a row.
+    """
+    first = letters.find(STEP)
+    if first < 0:
+        return 0, 0, letters in STEP * 2
     steps = 0
     while letters.startswith(STEP, first + steps * LAYERS):
         steps += 1
@@ -144,12 +213,60 @@ def _whole_steps(letters: str) -> tuple[int, int, bool]:
     return first, steps, STEP.endswith(before) and STEP.startswith(after)
 
 
-def _with_mixtures(kernels: Sequence[Kernel], first: int, last: int) -> Sequence[Kernel]:
-    """From the mixture before kernel ``first`` to the one after kernel ``last``, where there are such."""
+def _spans(kernels: Sequence[Kernel], sentinels: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, last) kernel of each whole step: from the mixture before its first sentinel to the one after its last."""
     mixtures = [i for i, kernel in enumerate(kernels) if has(kernel.name, MIXTURE)]
-    start = max((i for i in mixtures if i < first), default=first)
-    stop = min((i for i in mixtures if i > last), default=last)
-    return kernels[start : stop + 1]
+    spans: list[tuple[int, int]] = []
+    for start in range(0, len(sentinels), LAYERS):
+        first, last = sentinels[start], sentinels[start + LAYERS - 1]
+        following = sentinels[start + LAYERS] if start + LAYERS < len(sentinels) else len(kernels)
+        floor = spans[-1][1] if spans else -1
+        spans.append(
+            (
+                max((i for i in mixtures if floor < i < first), default=first),
+                min((i for i in mixtures if last < i < following), default=last),
+            )
+        )
+    return spans
+
+
+def _whole_layer(kernels: Sequence[Kernel], sentinels: Sequence[int], n: int, layer: int) -> bool:
+    """Whether what follows sentinel ``n``, before the next one, is the rest of its layer."""
+    end = sentinels[n + 1] if n + 1 < len(sentinels) else len(kernels)
+    rest = kernels[sentinels[n] + 1 : end]
+    foreign = next((i for i, kernel in enumerate(rest) if _standard_kda(kernel)), None)
+    if foreign is not None and layer < LAYERS - 1:
+        return False
+    rest = rest[:foreign]  # after the last layer another step may follow
+    parts = {classify(kernel.name) for kernel in rest}
+    mlp = EXPERTS in parts or (layer == 0 and any(has(kernel.name, DENSE) for kernel in rest))
+    return mlp and O_PROJECTION in parts and any(has(kernel.name, MIXTURE) for kernel in rest)
+
+
+def _standard_steps(kernels: Sequence[Kernel]) -> int:
+    """Standard decode steps, by the kernels of their KDA layers that no prefill and no specialized step has."""
+    return math.ceil(sum(map(_standard_kda, kernels)) / KDA_LAYERS)
+
+
+def _standard_kda(kernel: Kernel) -> bool:
+    return classify(kernel.name) == KDA and not has(kernel.name, (*KDA_SENTINEL, *PREFILL_KDA))
+
+
+def _outside(
+    kernels: Sequence[Kernel], spans: Sequence[tuple[int, int]], sentinels: Sequence[tuple[int, str]]
+) -> float:
+    """Share of GPU time outside of specialized steps, those that the window cut included."""
+    if not spans:
+        return 1.0
+    covered = [*spans]
+    covered += [(sentinels[0][0], spans[0][0])] if sentinels[0][0] < spans[0][0] else []
+    covered += [(spans[-1][1], sentinels[-1][0])] if sentinels[-1][0] > spans[-1][1] else []
+    within = {i for start, end in covered for i in range(start, end + 1)}
+    total = sum(k.duration_us for k in kernels)
+    beside = sum(
+        k.duration_us for i, k in enumerate(kernels) if i not in within and classify(k.name) not in BESIDE
+    )
+    return beside / total if total > 0 else 1.0
 
 
 def _by_part(kernels: Sequence[Kernel]) -> Mapping[str, tuple[int, float]]:

@@ -13,7 +13,7 @@ from k3ctl.deployment import Deployment
 from k3ctl.verdict import check, probe
 from k3ctl.verdict import profile as profiler
 
-RUN = check.Target("http://127.0.0.1:1", "a-run", None)
+RUN = check.Target("http://127.0.0.1:1", "a-run")
 
 
 @pytest.fixture

@@ -86,10 +86,24 @@ def test_a_trace_without_gpu_kernels_proves_nothing(tmp_path: Path) -> None:
     assert "no GPU kernels" in statement([report])
 
 
-def test_a_trace_of_the_front_end_beside_a_rank_does_not_change_the_verdict(tmp_path: Path) -> None:
+def test_a_rank_without_kernels_is_no_proof_of_the_others(tmp_path: Path) -> None:
     rank = summarize(read(write(tmp_path / "t.json", trace(2))))
-    assert verdict([summarize([]), rank]) == "proved"
-    assert verdict([rank, summarize(read(write(tmp_path / "u.json", trace(3))))]) == "not engaged"
+    assert verdict([rank, rank]) == "proved"
+    assert verdict([summarize([]), rank]) == "unknown"
+    assert "1 of 2 ranks hold no GPU kernels" in statement([summarize([]), rank])
+    assert verdict([rank, summarize(read(write(tmp_path / "u.json", trace(3))))]) == "unknown"
+    assert verdict([]) == "unknown"
+
+
+def test_the_front_ends_own_trace_is_set_aside_by_its_name(tmp_path: Path) -> None:
+    from k3ctl.commands.verify import traced
+
+    files = [
+        write(tmp_path / "host_7.async_llm.1.json", {"traceEvents": []}),
+        write(tmp_path / "r.json", trace(2)),
+    ]
+    assert traced(files).data["verdict"] == "proved"
+    assert traced(files[:1]).data["verdict"] == "unknown"
 
 
 def test_a_standard_step_is_cut_into_its_layers_by_kind_and_stream() -> None:
