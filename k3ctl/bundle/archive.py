@@ -16,6 +16,7 @@ from k3ctl.errors import UsageError
 
 SUFFIX = ".k3b.tar.gz"
 MAX_UNPACKED_BYTES = 4 << 30
+MAX_MEMBERS = 10_000
 
 
 def pack(directory: Path, out: Path) -> Path:
@@ -66,13 +67,23 @@ def opened(path: Path) -> Iterator[Path]:
 def _unpack(path: Path, into: Path) -> Path:
     try:
         with tarfile.open(path, mode="r:gz") as tar:
-            members = tar.getmembers()
-            if sum(member.size for member in members) > MAX_UNPACKED_BYTES:
-                raise UsageError(f"`{path}` unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB")
-            tar.extractall(into, members=members, filter="data")
+            tar.extractall(into, members=_bounded(tar, path), filter="data")
     except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError) as error:
         raise UsageError(f"`{path}` is damaged or no bundle archive: {error}") from error
     roots = [entry for entry in into.iterdir() if entry.is_dir()]
     if len(roots) != 1:
         raise UsageError(f"`{path}` holds {len(roots)} directories, expected one")
     return roots[0]
+
+
+def _bounded(tar: tarfile.TarFile, path: Path) -> list[tarfile.TarInfo]:
+    """The members, refused by what their headers say before the data of the one too many is even skipped."""
+    members, total = [], 0
+    for member in tar:
+        total += member.size
+        members.append(member)
+        if total > MAX_UNPACKED_BYTES or len(members) > MAX_MEMBERS:
+            raise UsageError(
+                f"`{path}` unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB or {MAX_MEMBERS} files"
+            )
+    return members

@@ -90,13 +90,14 @@ def read(path: Path) -> list[Kernel]:
         UsageError: not a trace, cut off, or absurdly large.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UsageError(
-                f"`{path}` is larger than {MAX_BYTES // 10**9} GB", hint="take a shorter profiler window"
-            )
         opener = gzip.open if path.suffix == ".gz" else open
         with opener(path, "rt", encoding="utf-8", errors="replace") as file:
-            content = json.load(file)
+            text = file.read(MAX_BYTES + 1)  # unpacked: a small .gz may hold any amount
+        if len(text) > MAX_BYTES:
+            raise UsageError(
+                f"`{path}` holds more than {MAX_BYTES // 10**9} GB", hint="take a shorter profiler window"
+            )
+        content = json.loads(text)
     except (OSError, EOFError, ValueError) as error:
         raise UsageError(
             f"`{path}` is not a readable trace: {error}", hint="was the profiler stopped?"

@@ -171,6 +171,19 @@ def test_a_cut_gzip_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_a_trace_that_holds_too_much_is_refused_packed_or_not(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / name, trace(1))
+    assert read(path)
+    text = json.dumps(trace(1))
+    monkeypatch.setattr("k3ctl.verdict.kernels.MAX_BYTES", len(text) - 1)
+    assert name == "t.json" or path.stat().st_size < len(text) / 10, "small on the disk"
+    with pytest.raises(UsageError, match="holds more than"):
+        read(path)
+
+
 RECORDED = Path(__file__).parent.parent / "fixtures"
 
 
