@@ -92,3 +92,12 @@ def test_scratch_of_the_run_goes(tmp_path):
     (scratch / "socket").touch()
     Territory(2**22, tmp_path / "segments", [str(scratch)]).clear()
     assert not scratch.exists()
+
+
+@pytest.mark.parametrize("name", ["{file}", "../../{file}", "../..{file}"])
+def test_a_segment_record_that_names_a_file_elsewhere_removes_nothing(name, tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("years of work")
+    (tmp_path / "segments").write_text(name.format(file=mine) + "\n")
+    Territory(2**22, tmp_path / "segments").clear()
+    assert mine.exists()

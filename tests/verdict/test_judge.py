@@ -261,6 +261,18 @@ def test_workers_that_change_between_two_drives_are_no_proof() -> None:
     assert "between two drives" in verdict.statement
 
 
+@pytest.mark.parametrize("changes", [{"pid": 9}, {"started_at": 1.8e9}], ids=str)
+def test_a_restart_during_the_first_drive_is_seen_although_all_drives_end_on_the_same_workers(
+    changes: dict[str, Any],
+) -> None:
+    """Its counters need not have gone backwards: a restarted worker soon counts more than the old one did."""
+    first, second = good().phases
+    restarted = replace(first, after=everywhere(first, **changes).after)
+    verdict = judge(evidence(restarted, everywhere(second, **changes)))
+    assert verdict.grade is Grade.UNKNOWN
+    assert "restarted during the drive" in verdict.statement
+
+
 def test_steps_before_the_drive_do_not_count() -> None:
     steps = drive(1, key=standard("graph-not-specialized"))
     verdict = judge(evidence(phase(1, steps, history=decodes(1, 900))))
