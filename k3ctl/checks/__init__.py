@@ -7,7 +7,7 @@ from k3ctl.checks.domains import Domain, domains
 from k3ctl.checks.evaluate import evaluate
 from k3ctl.checks.finding import RULES, Area, Finding, Rule, Severity
 from k3ctl.checks.products import Product, classify
-from k3ctl.checks.verdict import Verdict, verdict
+from k3ctl.checks.verdict import MachineVerdict, verdict
 from k3ctl.facts.products import Kind
 
 __all__ = [
@@ -16,10 +16,10 @@ __all__ = [
     "Domain",
     "Finding",
     "Kind",
+    "MachineVerdict",
     "Product",
     "Rule",
     "Severity",
-    "Verdict",
     "classify",
     "domains",
     "evaluate",

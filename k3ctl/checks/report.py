@@ -10,7 +10,7 @@ from k3ctl.checks.domains import Domain, domains
 from k3ctl.checks.evaluate import evaluate, sort
 from k3ctl.checks.finding import Finding, Severity
 from k3ctl.checks.merge import Gathered
-from k3ctl.checks.verdict import Verdict, verdict
+from k3ctl.checks.verdict import MachineVerdict, verdict
 from k3ctl.gpus.types import Snapshot
 from k3ctl.host.codec import encode
 from k3ctl.host.types import Host
@@ -44,7 +44,7 @@ class Report:
     """A judged reading. ``notes`` are inputs that could not be used, one line each."""
 
     machines: tuple[Machine, ...]
-    verdict: Verdict
+    verdict: MachineVerdict
     domains: tuple[Domain, ...]
     findings: tuple[Finding, ...]
     runnable: tuple[Runnable, ...] = ()

@@ -18,7 +18,7 @@ NOT_NEEDED, OK, MISSING, UNKNOWN = "not-needed", "ok", "missing", "unknown"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MachineVerdict:
     """What the machine is and the largest group it can run."""
 
     gpu_count: int
@@ -38,7 +38,7 @@ class Verdict:
         return asdict(self)
 
 
-def verdict(snapshot: Snapshot, hosts: Mapping[str, Host] | None = None) -> Verdict:
+def verdict(snapshot: Snapshot, hosts: Mapping[str, Host] | None = None) -> MachineVerdict:
     """The short answer for all hosts of ``snapshot`` together."""
     tables = {name: host.imex_domain for name, host in (hosts or {}).items()}
     pairs = [(node, classify(node)) for node in snapshot.nodes]
@@ -48,7 +48,7 @@ def verdict(snapshot: Snapshot, hosts: Mapping[str, Host] | None = None) -> Verd
     def largest(sizes: Iterable[int]) -> int | None:
         return max(sizes, default=0) if told else None
 
-    return Verdict(
+    return MachineVerdict(
         gpu_count=sum(len(node.present) for node, _ in pairs),
         product="+".join(dict.fromkeys(product.id for _, product in pairs)) or "none",
         nvlink_domain_gpus=largest(d.size for d in found),

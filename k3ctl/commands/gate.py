@@ -13,7 +13,7 @@ from k3ctl.errors import ExitCode, K3Error, UsageError
 from k3ctl.output import Block, CommandResult, Lines, Table
 
 if TYPE_CHECKING:
-    from k3ctl.loadtest.gate import Verdict
+    from k3ctl.loadtest.gate import GateVerdict
 
 EXAMPLE = "Example: k3ctl gate bundles/before bundles/after.k3b.tar.gz --threshold 3"
 COLUMNS = ("metric", "c", "base", "new", "change", "± resolution", "outcome")
@@ -72,7 +72,7 @@ def _summary(path: Path) -> dict[str, Any]:
         return verify.verified_summary(directory)
 
 
-def _cells(verdict: Verdict) -> list[str]:
+def _cells(verdict: GateVerdict) -> list[str]:
     return [
         verdict.metric,
         str(verdict.concurrency),

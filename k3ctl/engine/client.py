@@ -1,7 +1,7 @@
 """The API of a served engine: health, canary request, load, JSON routes; and a transport for the supervisor.
 
 Time and size of every answer are bounded, a redirect is never followed, and no proxy is used: an ``http_proxy`` in a
-site profile must not turn a loopback probe into a remote one. Standard library only, because the supervisor uses it;
+site profile must not turn a loopback request into a remote one. Standard library only, because the supervisor uses it;
 commands use ``k3ctl.server.client``, which speaks through httpx.
 """
 

@@ -1,7 +1,7 @@
 """Runs the engine: starts it, keeps its log, says when it is ready, watches it, stops it gracefully.
 
 One thread does all of this with a selector, and keeps in touch with the other nodes' supervisors; a second one
-(``probe``) talks HTTP to the server. Standard library only.
+(``vitals``) talks HTTP to the server. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 from k3ctl.engine import evidence, logs, procs, rundir
 from k3ctl.engine.client import Client
 from k3ctl.engine.peers import Group, Peers
-from k3ctl.engine.probe import Probe
 from k3ctl.engine.pump import LogPump
 from k3ctl.engine.territory import Territory
-from k3ctl.engine.watch import IDLE_S, STALL_S, Finding
+from k3ctl.engine.vitals import Vitals
+from k3ctl.engine.watch import IDLE_S, STALL_S, WatchFinding
 from k3ctl.errors import K3Error
 
 TICK_S = 0.2
@@ -70,7 +70,7 @@ class Supervisor:
         self._asked_at: float | None = None
         self._ready = threading.Event()
         self._peers: Peers | None = None
-        self._probe: Probe | None = None
+        self._vitals: Vitals | None = None
 
     def run(self) -> None:
         """Start the engine and stay until it has ended."""
@@ -83,12 +83,12 @@ class Supervisor:
         if engine is None:
             return
         self._selector.register(pump.fd, selectors.EVENT_READ, pump.copy)
-        self._probe = self._make_probe()
+        self._vitals = self._make_vitals()
         while engine.poll() is None:
             self._turn()
             self._press(engine)
-        if self._probe is not None:
-            self._probe.stop()
+        if self._vitals is not None:
+            self._vitals.stop()
         self._drain(pump)
         self._finish(engine.returncode, pump)
 
@@ -148,11 +148,11 @@ class Supervisor:
         self._tell(engine_pid=engine.pid, supervisor_pid=os.getpid())
         return engine, pump
 
-    def _make_probe(self) -> Probe | None:
+    def _make_vitals(self) -> Vitals | None:
         """Only node 0 has a server to talk to."""
         if self._run.node_rank > 0:
             return None
-        probe = Probe(
+        vitals = Vitals(
             Client(self._run.url, api_key=self._orders.api_key),
             self._run.served_model_name,
             self._path,
@@ -162,11 +162,11 @@ class Supervisor:
             stall_s=self._orders.stall_s,
             idle_s=self._orders.idle_s,
         )
-        probe.start()
-        return probe
+        vitals.start()
+        return vitals
 
-    def _found(self, finding: Finding) -> None:
-        """From the probe's thread: save what is only there now, then tell."""
+    def _found(self, finding: WatchFinding) -> None:
+        """From the thread of the vitals: save what is only there now, then tell."""
         files: tuple[str, ...] = ()
         if finding.evidence:
             besides = {self._run.session, os.getpid()}

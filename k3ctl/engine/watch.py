@@ -17,7 +17,7 @@ IDLE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Finding:
+class WatchFinding:
     """Something an operator should know. ``evidence`` asks for stacks and log tails to be saved."""
 
     kind: str
@@ -38,7 +38,7 @@ class Watch:
         self._silent = False
         self._blind = False
 
-    def saw_load(self, load: Load, now: float) -> Finding | None:
+    def saw_load(self, load: Load, now: float) -> WatchFinding | None:
         """Metrics were read."""
         self._blind = False
         if load.progress != self._progress or load.running == 0:
@@ -47,38 +47,38 @@ class Watch:
             self._progress, self._moved_at = load.progress, now
             if self._stalled:
                 self._stalled = False
-                return Finding("resumed", "the engine gets on again")
+                return WatchFinding("resumed", "the engine gets on again")
             return None
         flat_s = now - self._moved_at
         if self._stalled or not stalled(load.running, flat_s, self._stall_s):
             return None
         self._stalled = True
         text = f"{load.running:.0f} requests run and nothing got done for {flat_s:.0f} s"
-        return Finding("stalled", text, evidence=True)
+        return WatchFinding("stalled", text, evidence=True)
 
-    def saw_no_metrics(self, reason: str) -> Finding | None:
+    def saw_no_metrics(self, reason: str) -> WatchFinding | None:
         """Metrics could not be read, or were none. Told once; canaries go on."""
         if self._blind:
             return None
         self._blind = True
-        return Finding("no-metrics", f"the load cannot be read: {reason}")
+        return WatchFinding("no-metrics", f"the load cannot be read: {reason}")
 
     def wants_canary(self, now: float) -> bool:
         """Whether it is time to ask for a sign of life: nothing got done lately, and no request is to blame."""
         return not self._stalled and now - self._alive_at >= self._idle_s
 
-    def saw_answer(self, now: float) -> Finding | None:
+    def saw_answer(self, now: float) -> WatchFinding | None:
         """A canary was answered."""
         self._alive_at = now
         if self._silent:
             self._silent = False
-            return Finding("answers", "the engine answers again")
+            return WatchFinding("answers", "the engine answers again")
         return None
 
-    def saw_silence(self, reason: str, now: float) -> Finding | None:
+    def saw_silence(self, reason: str, now: float) -> WatchFinding | None:
         """A canary was not answered. Told once per silence."""
         self._alive_at = now
         if self._silent:
             return None
         self._silent = True
-        return Finding("not-answering", f"a canary request failed: {reason}", evidence=True)
+        return WatchFinding("not-answering", f"a canary request failed: {reason}", evidence=True)

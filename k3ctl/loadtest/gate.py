@@ -18,7 +18,7 @@ GATED = ("output_tok_s", "itl_ms", "ttft_ms")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateVerdict:
     """One metric at one concurrency. ``change`` is a share, positive when the new number is better."""
 
     metric: str
@@ -33,9 +33,9 @@ class Verdict:
 
 def gate(
     base: Mapping[str, Any], new: Mapping[str, Any], *, threshold: float
-) -> tuple[list[Verdict], list[Comparison]]:
+) -> tuple[list[GateVerdict], list[Comparison]]:
     """Verdicts of every comparable pair, and the pairs that are not comparable."""
-    verdicts: list[Verdict] = []
+    verdicts: list[GateVerdict] = []
     refused: list[Comparison] = []
     for metric in GATED:
         for pair in compare.against_summary(new, base, source="base", unit=metric):
@@ -46,11 +46,11 @@ def gate(
     return verdicts, refused
 
 
-def _verdict(pair: Comparison, metric: str, threshold: float) -> Verdict:
+def _verdict(pair: Comparison, metric: str, threshold: float) -> GateVerdict:
     ratio = pair.ours.value / pair.other.value
     change = 1 / ratio - 1 if metric in compare.LOWER_IS_BETTER else ratio - 1
     noise = compare.combined(pair.ours.resolution, pair.other.resolution)
-    return Verdict(
+    return GateVerdict(
         metric=metric,
         concurrency=int(pair.ours.conditions["concurrency"]),
         base=pair.other.value,

@@ -42,7 +42,7 @@ CLOCK_JUMP_S = 0.5
 
 
 @dataclass(frozen=True)
-class Finding:
+class GuardFinding:
     """One guard's word about one row."""
 
     guard: str
@@ -51,7 +51,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class GuardEvidence:
     """What the guards look at."""
 
     row: Row
@@ -64,39 +64,39 @@ class Evidence:
     """How the client's tokenizer differs from the server's, when it does."""
 
 
-def judge(evidence: Evidence) -> tuple[Finding, ...]:
+def judge(evidence: GuardEvidence) -> tuple[GuardFinding, ...]:
     """Every guard's finding about a row, worst first; the preset's waivers are applied."""
     found = [finding for guard in GUARDS for finding in guard(evidence)]
     waived = [_waive(finding, evidence.workload) for finding in found]
     return tuple(sorted(waived, key=lambda finding: (INVALID, CAUTION, NOTE).index(finding.level)))
 
 
-def valid(findings: Iterable[Finding]) -> bool:
+def valid(findings: Iterable[GuardFinding]) -> bool:
     """Whether no finding says ``invalid``."""
     return all(finding.level != INVALID for finding in findings)
 
 
-def _waive(finding: Finding, workload: Workload) -> Finding:
+def _waive(finding: GuardFinding, workload: Workload) -> GuardFinding:
     reason = workload.waive.get(finding.guard)
     if reason is None or finding.level == NOTE:
         return finding
     return replace(finding, level=NOTE, text=f"{finding.text}; waived by the preset: {reason}")
 
 
-def errors(e: Evidence) -> Iterable[Finding]:
+def errors(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Failed requests, an error limit that ended the step, or nothing finished."""
     total = e.row.completed + e.row.errored + e.row.incomplete
     if e.row.completed == 0:
-        yield Finding("errors", INVALID, f"no request finished ({e.row.errored} of {total} failed)")
+        yield GuardFinding("errors", INVALID, f"no request finished ({e.row.errored} of {total} failed)")
     elif e.row.errored:
-        yield Finding("errors", INVALID, f"{e.row.errored} of {total} requests failed")
+        yield GuardFinding("errors", INVALID, f"{e.row.errored} of {total} requests failed")
     if e.row.stopped_by_errors:
-        yield Finding(
+        yield GuardFinding(
             "errors", INVALID, "the client's error limit ended the step early (its exit status is 0 then)"
         )
 
 
-def statistics(e: Evidence) -> Iterable[Finding]:
+def statistics(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Numbers that no set of measurements can have."""
     named = {
         "latency": e.row.latency_s,
@@ -106,7 +106,7 @@ def statistics(e: Evidence) -> Iterable[Finding]:
     }
     for name, stat in named.items():
         if problem := _impossible(stat):
-            yield Finding("statistics", INVALID, f"{name}: {problem}")
+            yield GuardFinding("statistics", INVALID, f"{name}: {problem}")
 
 
 def _impossible(stat: Stat) -> str | None:
@@ -133,25 +133,25 @@ def _impossible(stat: Stat) -> str | None:
     return None if ordered == sorted(ordered) else "percentiles do not ascend"
 
 
-def request_count(e: Evidence) -> Iterable[Finding]:
+def request_count(e: GuardEvidence) -> Iterable[GuardFinding]:
     """The quantisation step: a throughput over n finished requests moves in steps of 1/n."""
     share = stats.step_share(e.row.completed)
     if share is None:
         return
     level = CAUTION if share > COARSE_STEP else NOTE
-    yield Finding(
+    yield GuardFinding(
         "request-count", level, f"{e.row.completed} requests finished: one more or less moves it ±{share:.1%}"
     )
 
 
-def interval(e: Evidence) -> Iterable[Finding]:
+def interval(e: GuardEvidence) -> Iterable[GuardFinding]:
     """A 95 % interval wider than 5 %."""
     share = stats.interval_share(e.row.latency_s)
     if share is not None and share > COARSE_INTERVAL:
-        yield Finding("interval", CAUTION, f"95 % interval of the mean is ±{share:.1%}")
+        yield GuardFinding("interval", CAUTION, f"95 % interval of the mean is ±{share:.1%}")
 
 
-def little(e: Evidence) -> Iterable[Finding]:
+def little(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Little's law: throughput × latency = concurrency × output length, within 5 % and one request."""
     ratio = stats.little_ratio(e.row)
     step = stats.step_share(e.row.completed)
@@ -159,58 +159,58 @@ def little(e: Evidence) -> Iterable[Finding]:
         return
     if abs(ratio - 1) > LITTLE_TOLERANCE + step:
         why = "more work counted than the window holds" if ratio > 1 else "the slots were not always busy"
-        yield Finding(
+        yield GuardFinding(
             "little", INVALID, f"Little ratio {ratio:.2f} (expected 1 ± {LITTLE_TOLERANCE + step:.2f}): {why}"
         )
 
 
-def output_length(e: Evidence) -> Iterable[Finding]:
+def output_length(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Outputs of another length than asked: the model stopped by itself, ``ignore_eos`` was lost."""
     asked, mean = e.workload.output_tokens, e.row.output_tokens.mean
     if not mean or not e.row.completed:
         return
     if abs(mean - asked) > max(OUTPUT_LENGTH_TOLERANCE * asked, 1):
-        yield Finding(
+        yield GuardFinding(
             "output-length", INVALID, f"mean output {mean:.0f} tokens, asked {asked}: not this workload"
         )
 
 
-def prompt_length(e: Evidence) -> Iterable[Finding]:
+def prompt_length(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Prompts of another length than asked: client and server count with different tokenizers."""
     asked, mean = e.workload.prompt_tokens + (e.workload.prefix_tokens or 0), e.row.prompt_tokens.mean
     if e.workload.sessions or not mean or not e.row.completed:
         return
     allowed = max(PROMPT_LENGTH_TOLERANCE * asked, PROMPT_LENGTH_FREE_TOKENS)
     if abs(mean - asked) > allowed:
-        yield Finding(
+        yield GuardFinding(
             "prompt-length",
             INVALID,
             f"mean prompt {mean:.0f} tokens, asked {asked} ({mean / asked - 1:+.0%})",
         )
 
 
-def tokenizer(e: Evidence) -> Iterable[Finding]:
+def tokenizer(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Client and server cut the same text into different numbers of tokens."""
     if e.token_mismatch:
-        yield Finding("tokenizer", INVALID, e.token_mismatch)
+        yield GuardFinding("tokenizer", INVALID, e.token_mismatch)
 
 
-def prefix_cache(e: Evidence) -> Iterable[Finding]:
+def prefix_cache(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Prefix hits where every prompt is unique, or none where prompts share a prefix."""
     if e.server is None or e.server.prefix_hit_share is None or e.workload.sessions:
         return
     share, shared = e.server.prefix_hit_share, bool(e.workload.prefix_tokens)
     if not shared and share > PREFIX_HITS_EXPECTED_NONE:
-        yield Finding(
+        yield GuardFinding(
             "prefix-cache", INVALID, f"{share:.1%} of prompt tokens came from the prefix cache; expected none"
         )
     if shared and share < PREFIX_HITS_EXPECTED_NONE:
-        yield Finding(
+        yield GuardFinding(
             "prefix-cache", INVALID, "no prefix hits although every prompt shares a prefix: caching is off"
         )
 
 
-def acceptance(e: Evidence) -> Iterable[Finding]:
+def acceptance(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Acceptance against the golden curve: far above is a workload artefact, 1 a useless drafter."""
     length = e.server.acceptance_length if e.server else None
     if length is None:
@@ -218,24 +218,24 @@ def acceptance(e: Evidence) -> Iterable[Finding]:
     if synthetic(e):
         return
     if length <= ACCEPTANCE_COLLAPSE:
-        yield Finding(
+        yield GuardFinding(
             "acceptance", CAUTION, f"acceptance length {length:.2f}: the drafter is never right, turn it off"
         )
     elif e.golden_al and length > e.golden_al * (1 + ACCEPTANCE_ABOVE_GOLDEN):
         text = f"acceptance length {length:.2f}, reference {e.golden_al:.2f}: an artefact of the prompts"
-        yield Finding("acceptance", INVALID, text)
+        yield GuardFinding("acceptance", INVALID, text)
 
 
-def synthetic_stamp(e: Evidence) -> Iterable[Finding]:
+def synthetic_stamp(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Synthetic acceptance: the text is meaningless, the speed is not a prediction."""
     why = synthetic(e)
     if why:
-        yield Finding(
+        yield GuardFinding(
             "synthetic", CAUTION, f"SYNTHETIC acceptance ({why}): not a real speed, no accuracy may be read"
         )
 
 
-def synthetic(e: Evidence) -> str | None:
+def synthetic(e: GuardEvidence) -> str | None:
     """Why acceptance is taken to be synthetic, or None.
 
     The server's configuration says so, or the traces do: acceptance per position that falls from 1 to 0 at
@@ -255,15 +255,15 @@ def synthetic(e: Evidence) -> str | None:
     return None
 
 
-def reasoning_only(e: Evidence) -> Iterable[Finding]:
+def reasoning_only(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Every token was reasoning: no visible text, the tokens still count."""
     if e.row.completed and e.row.ttft_ms.count and e.row.ttfot_ms.count == 0 and not e.row.partial:
-        yield Finding(
+        yield GuardFinding(
             "reasoning-only", NOTE, "no visible token in any answer: reasoning only; its tokens are counted"
         )
 
 
-def conditions(e: Evidence) -> Iterable[Finding]:
+def conditions(e: GuardEvidence) -> Iterable[GuardFinding]:
     """The server is not set up as it was for the preset's published number."""
     wanted, have = e.workload.expects, e.deployment
     labels = {
@@ -275,7 +275,7 @@ def conditions(e: Evidence) -> Iterable[Finding]:
     for name, label in labels.items():
         expected, found = getattr(wanted, name), getattr(have, name)
         if expected is not None and found is not None and expected != found:
-            yield Finding(
+            yield GuardFinding(
                 "conditions", CAUTION, f"{label} is {_word(found)}, the preset's is {_word(expected)}"
             )
 
@@ -284,27 +284,29 @@ def _word(value: object) -> str:
     return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
-def restart(e: Evidence) -> Iterable[Finding]:
+def restart(e: GuardEvidence) -> Iterable[GuardFinding]:
     """The server is not the same process any more."""
     if e.server and e.server.restarted:
-        yield Finding("restart", INVALID, "the server restarted during the step")
+        yield GuardFinding("restart", INVALID, "the server restarted during the step")
 
 
-def clock(e: Evidence) -> Iterable[Finding]:
+def clock(e: GuardEvidence) -> Iterable[GuardFinding]:
     """The wall clock jumped against the steady clock."""
     if e.server and e.server.clock_jump_s > CLOCK_JUMP_S:
-        yield Finding("clock", INVALID, f"the clock jumped by {e.server.clock_jump_s:.1f} s during the step")
+        yield GuardFinding(
+            "clock", INVALID, f"the clock jumped by {e.server.clock_jump_s:.1f} s during the step"
+        )
 
 
-def client_saturation(e: Evidence) -> Iterable[Finding]:
+def client_saturation(e: GuardEvidence) -> Iterable[GuardFinding]:
     """The client dispatched late: its own speed is part of the number."""
     delay, latency = e.row.dispatch_delay_s, e.row.latency_s.mean
     if delay and latency and delay > CLIENT_DELAY_SHARE * latency:
         text = f"requests left the client {delay * 1000:.0f} ms late, {delay / latency:.0%} of their latency"
-        yield Finding("client-saturation", CAUTION, text)
+        yield GuardFinding("client-saturation", CAUTION, text)
 
 
-def bursts(e: Evidence) -> Iterable[Finding]:
+def bursts(e: GuardEvidence) -> Iterable[GuardFinding]:
     """The client's ITL is below what the server took: it read late and found many tokens waiting."""
     took = e.server.tpot_ms if e.server else None
     seen = e.row.itl_ms.mean
@@ -312,10 +314,10 @@ def bursts(e: Evidence) -> Iterable[Finding]:
         return
     level = INVALID if seen < BURST_INVALID * took else CAUTION
     text = f"mean ITL {seen:.2f} ms, the server took {took:.2f} ms a token: the client read tokens in bursts"
-    yield Finding("bursts", level, text)
+    yield GuardFinding("bursts", level, text)
 
 
-def path(e: Evidence) -> Iterable[Finding]:
+def path(e: GuardEvidence) -> Iterable[GuardFinding]:
     """The specialized path was asked for and did not run the decode steps."""
     taken = e.server.path if e.server else None
     if taken is None or taken.decode_share is None or e.deployment.decode_backend != "latency_specialized":
@@ -323,18 +325,18 @@ def path(e: Evidence) -> Iterable[Finding]:
     if taken.decode_share < 0.95:
         reason = max(taken.reasons, key=lambda name: taken.reasons[name], default="unknown")
         text = f"the specialized path ran {taken.decode_share:.0%} of pure decode steps; most often: {reason}"
-        yield Finding("path", CAUTION, text)
+        yield GuardFinding("path", CAUTION, text)
 
 
-def partial(e: Evidence) -> Iterable[Finding]:
+def partial(e: GuardEvidence) -> Iterable[GuardFinding]:
     """An interrupted step: no warm-up cut, no full window."""
     if e.row.partial:
-        yield Finding(
+        yield GuardFinding(
             "partial", INVALID, "from the event log of an interrupted run: no warm-up cut, window incomplete"
         )
 
 
-GUARDS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
+GUARDS: tuple[Callable[[GuardEvidence], Iterable[GuardFinding]], ...] = (
     errors,
     statistics,
     partial,

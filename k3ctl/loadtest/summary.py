@@ -101,7 +101,7 @@ def judge_row(
 ) -> dict[str, Any]:
     """One row of the summary: the client's figures, the server's, the derived ones and every guard's word."""
     window = server_window(samples, row.measure_start, row.measure_end)
-    evidence = guards.Evidence(row, workload, target.deployment, window, golden_al(target), mismatch)
+    evidence = guards.GuardEvidence(row, workload, target.deployment, window, golden_al(target), mismatch)
     findings = guards.judge(evidence)
     resolution = stats.resolution_share(row)
     return {

@@ -14,7 +14,7 @@ from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.facts.products import PRODUCTS, GpuProduct, Rates
 from k3ctl.facts.published import DecodeCurve, acceptance, decode_curve
 from k3ctl.planning import budget
-from k3ctl.planning.deployment import Deployment
+from k3ctl.planning.proposal import Proposal
 from k3ctl.planning.roofline import Step, floor_seconds
 
 CALIBRATED_GPU, FALLBACK_TP = "GB300", 8
@@ -104,7 +104,7 @@ def acceptance_length(speculator: Mapping[str, Any] | None) -> tuple[float, str]
     return value, f"acceptance length {value} (coding prompts; yours will differ)"
 
 
-def estimate(d: Deployment, *, concurrency: int, context: int, specialized: bool) -> Estimate | None:
+def estimate(d: Proposal, *, concurrency: int, context: int, specialized: bool) -> Estimate | None:
     """The decode step of ``d``; None where no rates of the GPU are known (or there is none).
 
     ``specialized`` says whether the path is accepted; a step above 64 rows is standard all the same.
@@ -143,7 +143,7 @@ def estimate(d: Deployment, *, concurrency: int, context: int, specialized: bool
 
 
 def _basis(
-    d: Deployment, product: GpuProduct, rates: Rates, rows: int, fraction: float, fast: bool, accepted: str
+    d: Proposal, product: GpuProduct, rates: Rates, rows: int, fraction: float, fast: bool, accepted: str
 ) -> str:
     path = "specialized" if fast else "standard"
     curve = _calibration(d.parallel.tp)

@@ -20,7 +20,7 @@ from k3ctl.facts.products import Kind
 from k3ctl.gpus.types import Fabric, Gpu, Memory, Node, Snapshot
 from k3ctl.host import imex_domain
 from k3ctl.host.values import known
-from k3ctl.planning.deployment import DEFAULT_UTILIZATION, Deployment
+from k3ctl.planning.proposal import DEFAULT_UTILIZATION, Proposal
 
 COUNTS = frozenset({"gpu.missing", "gpu.lost", "product.odd-gpu", "nvlink.odd-gpu", "nvlink.islands"})
 """Rules about how many GPUs a host has left: the group only needs enough of them, which is counted."""
@@ -42,7 +42,7 @@ class Need:
     utilization: float
 
     @classmethod
-    def of(cls, d: Deployment) -> Need:
+    def of(cls, d: Proposal) -> Need:
         """The needs of ``d``: its arguments, else what its profile requires."""
         requires = d.config.profile.requires
         nodes = int(d.arg("nnodes") or requires.nodes)

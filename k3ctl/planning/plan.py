@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from k3ctl.checks.finding import Finding as Reason
+from k3ctl.checks.finding import Finding
 from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.planning import budget, memory
-from k3ctl.planning.deployment import Deployment
 from k3ctl.planning.estimate import Estimate, estimate
 from k3ctl.planning.memory import MemoryPlan
 from k3ctl.planning.preflight import Preflight, preflight
-from k3ctl.planning.rules import ALL, Effect, Finding, evaluate
+from k3ctl.planning.proposal import Proposal
+from k3ctl.planning.rules import ALL, Effect, PlanFinding, evaluate
 
 TYPICAL_TOKENS = 9000
 """Context for an estimate when no lengths are given: a published 8K/1K request."""
@@ -22,21 +22,21 @@ TYPICAL_TOKENS = 9000
 class Plan:
     """The plan of one deployment."""
 
-    deployment: Deployment
-    findings: tuple[Finding, ...]
-    if_specialized: tuple[Finding, ...]
+    deployment: Proposal
+    findings: tuple[PlanFinding, ...]
+    if_specialized: tuple[PlanFinding, ...]
     """For a deployment that does not ask for the specialized path: what would stand against it."""
     memory: MemoryPlan | None
     estimate: Estimate | None
     preflight: Preflight
 
     @property
-    def blocking(self) -> tuple[Reason, ...]:
+    def blocking(self) -> tuple[Finding, ...]:
         """Reasons for which it must not be started: of the machines and of the configuration."""
         return self.preflight.blocking
 
     @property
-    def machine(self) -> tuple[Reason, ...]:
+    def machine(self) -> tuple[Finding, ...]:
         """Reasons that only the machines give, unknowns included."""
         rules = {finding.rule.id for finding in self.findings}
         return tuple(reason for reason in self.preflight.reasons if reason.id not in rules)
@@ -102,12 +102,12 @@ class Plan:
         }
 
 
-def make(deployment: Deployment, *, share: bool = False) -> Plan:
+def make(deployment: Proposal, *, share: bool = False) -> Plan:
     """The plan of ``deployment``, on the machines that its hardware was read from; ``share``: some of its hosts."""
     machines = deployment.hardware.machines if deployment.hardware else None
     answer = preflight(deployment, machines, share=share)
     deployment, findings = answer.deployment, answer.rules
-    hypothetical: tuple[Finding, ...] = ()
+    hypothetical: tuple[PlanFinding, ...] = ()
     if not deployment.specialized:
         plain = {finding.rule.id for finding in findings}
         wanted = evaluate(ALL, deployment, specialized=True)
@@ -122,13 +122,13 @@ def make(deployment: Deployment, *, share: bool = False) -> Plan:
     )
 
 
-def _memory(d: Deployment) -> MemoryPlan | None:
+def _memory(d: Proposal) -> MemoryPlan | None:
     if d.on_cpu or not d.whole_k3 or not d.gpu_bytes or d.parallel.tp not in (1, 2, 4, 8, 16):
         return None
     return memory.plan(d.memory_settings, d.workload.sequence_tokens)
 
 
-def _estimate(d: Deployment, findings: tuple[Finding, ...]) -> Estimate | None:
+def _estimate(d: Proposal, findings: tuple[PlanFinding, ...]) -> Estimate | None:
     if d.on_cpu:
         return None
     accepted = d.specialized and not any(f.rule.effect.blocks and f.rule.specialized for f in findings)

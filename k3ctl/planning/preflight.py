@@ -21,11 +21,10 @@ from k3ctl.facts.products import PRODUCTS
 from k3ctl.gpus.types import Snapshot
 from k3ctl.planning import detect
 from k3ctl.planning import hardware as hw
-from k3ctl.planning.deployment import Deployment
 from k3ctl.planning.group import START, Group, Need, choose
 from k3ctl.planning.hardware import Hardware
-from k3ctl.planning.rules import ALL, evaluate
-from k3ctl.planning.rules import Finding as RuleFinding
+from k3ctl.planning.proposal import Proposal
+from k3ctl.planning.rules import ALL, PlanFinding, evaluate
 from k3ctl.profiles.schema import Requires
 
 JUDGED_BY_GROUP = frozenset(
@@ -51,10 +50,10 @@ class Standing(StrEnum):
 class Preflight:
     """The answer. ``deployment`` is on the hardware of the group, where machines were read and there is one."""
 
-    deployment: Deployment
+    deployment: Proposal
     reasons: tuple[Finding, ...]
     """Failures and unknowns, the worst first."""
-    rules: tuple[RuleFinding, ...]
+    rules: tuple[PlanFinding, ...]
     """All that plan's rules say, costs included."""
     group: Group = field(default_factory=Group)
     notes: tuple[Finding, ...] = ()
@@ -89,7 +88,7 @@ class Preflight:
         }
 
 
-def preflight(deployment: Deployment, machines: Gathered | None, *, share: bool = False) -> Preflight:
+def preflight(deployment: Proposal, machines: Gathered | None, *, share: bool = False) -> Preflight:
     """Judge ``deployment`` on ``machines``; without them only its configuration on described hardware.
 
     ``share``: the machines are some hosts of a larger group, as for ``k3ctl serve`` on one of its nodes.
@@ -109,7 +108,7 @@ def preflight(deployment: Deployment, machines: Gathered | None, *, share: bool 
     return _with_group(deployment, group, views, nvlink, requires, share)
 
 
-def requirements(d: Deployment) -> Requires:
+def requirements(d: Proposal) -> Requires:
     """What the profile requires, with the sizes that ``d`` really has."""
     requires, need = d.config.profile.requires, Need.of(d)
     by_design = d.config.profile.decode.backend == "latency_specialized"
@@ -118,7 +117,7 @@ def requirements(d: Deployment) -> Requires:
     return requires.model_copy(update={**size, "multicast": multicast and need.per_node > 0})
 
 
-def _as_started(view: NodeView, d: Deployment) -> NodeView:
+def _as_started(view: NodeView, d: Proposal) -> NodeView:
     """The host with the environment that the engine would get there."""
     if not view.node.env and view.node.env != {}:
         return view  # nobody looked: the host's own variables would win over the profile's
@@ -139,7 +138,7 @@ def _faults(found: Iterable[Finding]) -> Mapping[str, list[Finding]]:
 
 
 def _without_group(
-    d: Deployment, group: Group, views: Sequence[NodeView], found: Sequence[Finding], machines: Gathered
+    d: Proposal, group: Group, views: Sequence[NodeView], found: Sequence[Finding], machines: Gathered
 ) -> Preflight:
     """No group: what is short, and what the configuration itself has against it."""
     if d.hardware is None or d.hardware.machines is not None:
@@ -165,7 +164,7 @@ def _without_group(
 
 
 def _with_group(
-    d: Deployment,
+    d: Proposal,
     group: Group,
     views: Sequence[NodeView],
     nvlink: Sequence[Domain],
@@ -226,7 +225,7 @@ def _vllm(members: Sequence[NodeView], otherwise: str) -> str:
     return versions[0].split("+", maxsplit=1)[0] if versions else otherwise
 
 
-def _source(d: Deployment) -> str:
+def _source(d: Proposal) -> str:
     return d.hardware.source if d.hardware else "the hosts that were read"
 
 
@@ -242,7 +241,7 @@ def _share(seen: int, wanted: int) -> Finding:
     )
 
 
-def _blocking(rules: Iterable[RuleFinding]) -> list[Finding]:
+def _blocking(rules: Iterable[PlanFinding]) -> list[Finding]:
     """Plan's findings that stand against a start, as reasons."""
     return [
         Finding(

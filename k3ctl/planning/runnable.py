@@ -8,8 +8,8 @@ from k3ctl.checks.evaluate import sort
 from k3ctl.checks.finding import Area, Finding, Severity
 from k3ctl.checks.merge import Gathered
 from k3ctl.checks.report import Report, Runnable, describe
-from k3ctl.planning.deployment import Deployment
 from k3ctl.planning.preflight import HOSTS, Preflight, Standing, preflight
+from k3ctl.planning.proposal import Proposal
 from k3ctl.profiles.resolve import resolve
 from k3ctl.profiles.schema import Profile
 
@@ -45,7 +45,7 @@ def answer(
     profile: Profile, gathered: Gathered, environ: Mapping[str, str] | None = None, *, share: bool = False
 ) -> Preflight:
     """The preflight of ``profile`` as it stands, on what was read."""
-    return preflight(Deployment(resolve(profile, {}, environ), vllm=DEFAULT_VLLM), gathered, share=share)
+    return preflight(Proposal(resolve(profile, {}, environ), vllm=DEFAULT_VLLM), gathered, share=share)
 
 
 def _runnable(profile: Profile, found: Preflight) -> Runnable:

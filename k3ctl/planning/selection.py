@@ -9,9 +9,9 @@ from math import ceil
 from typing import Any
 
 from k3ctl.planning import tuning
-from k3ctl.planning.deployment import UNKNOWN, Deployment, Workload
 from k3ctl.planning.hardware import Hardware
 from k3ctl.planning.plan import Plan, make
+from k3ctl.planning.proposal import UNKNOWN, Proposal, Workload
 from k3ctl.planning.rules import Effect
 from k3ctl.planning.rules.requirements import CHECKPOINT_MINIMUM_GB
 from k3ctl.profiles.resolve import resolve
@@ -108,7 +108,7 @@ class _Race:
 
         Where the hardware holds several replicas, each one gets its share of the requests.
         """
-        replicas = _replicas(Deployment(resolve(profile), self.hardware), self.hardware)
+        replicas = _replicas(Proposal(resolve(profile), self.hardware), self.hardware)
         share = replace(self.workload, concurrency=ceil((self.workload.concurrency or 1) / replicas))
         entries = [self._entry(profile, o, share, replicas) for o in tuning.variants(profile, share)]
         return max(entries, key=lambda c: (not c.reason, c.score))
@@ -116,7 +116,7 @@ class _Race:
     def _entry(
         self, profile: Profile, overrides: Mapping[str, str], share: Workload, replicas: int
     ) -> Candidate:
-        plan = make(Deployment(resolve(profile, overrides), self.hardware, share, self.vllm))
+        plan = make(Proposal(resolve(profile, overrides), self.hardware, share, self.vllm))
         reason = _out_of_the_race(profile, self.hardware, plan)
         score = 0.0 if reason else self._score(plan, replicas)
         return Candidate(plan, overrides, score, replicas, reason)
@@ -223,7 +223,7 @@ def _main_reason(plan: Plan) -> str:
     return "; ".join(dict.fromkeys(lacking))
 
 
-def _replicas(deployment: Deployment, hardware: Hardware) -> int:
+def _replicas(deployment: Proposal, hardware: Hardware) -> int:
     """How often the deployment fits: whole tensor-parallel groups within the NVLink domains."""
     parallel = deployment.parallel
     if not deployment.config.profile.requires.nvlink_domain:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k3ctl.planning import budget
-from k3ctl.planning.deployment import Workload
+from k3ctl.planning.proposal import Workload
 from k3ctl.profiles.schema import Profile
 
 

@@ -34,7 +34,7 @@ _ORDER = {"fail": 0, "warn": 1, "info": 2}
 
 
 @dataclass(frozen=True)
-class Rule:
+class AlertRule:
     """What an alert means: its usual severity, when it fires, and the report that taught us."""
 
     severity: str
@@ -358,44 +358,50 @@ CHECKS: tuple[Callable[[View], Iterator[Alert]], ...] = (
     _gpus,
 )
 
-RULES: Mapping[str, Rule] = {
-    "server-down": Rule("fail", "A server that answered before does not answer now"),
-    "server-restarted": Rule("warn", "Counters went backwards in the last minute"),
-    "stalled": Rule("fail", "Requests run, no token and no engine step for 30 s", "vllm-project/vllm#50880"),
-    "engine-idle": Rule("warn", "One of several engines has nothing to do while others run requests"),
-    "preempting": Rule("warn", "Requests are preempted in the last minute, or were and the KV cache is full"),
-    "requests-rejected": Rule("warn", "Requests were refused at admission"),
-    "requests-failed": Rule("fail", "Requests ended with an error in the last minute"),
-    "corrupt-output": Rule("fail", "Logits were NaN, or 20 % of requests stopped for repetition"),
-    "acceptance-collapse": Rule(
+RULES: Mapping[str, AlertRule] = {
+    "server-down": AlertRule("fail", "A server that answered before does not answer now"),
+    "server-restarted": AlertRule("warn", "Counters went backwards in the last minute"),
+    "stalled": AlertRule(
+        "fail", "Requests run, no token and no engine step for 30 s", "vllm-project/vllm#50880"
+    ),
+    "engine-idle": AlertRule("warn", "One of several engines has nothing to do while others run requests"),
+    "preempting": AlertRule(
+        "warn", "Requests are preempted in the last minute, or were and the KV cache is full"
+    ),
+    "requests-rejected": AlertRule("warn", "Requests were refused at admission"),
+    "requests-failed": AlertRule("fail", "Requests ended with an error in the last minute"),
+    "corrupt-output": AlertRule("fail", "Logits were NaN, or 20 % of requests stopped for repetition"),
+    "acceptance-collapse": AlertRule(
         "warn", "Acceptance length at or below 1.05 over 100 drafts", "lightseekorg/tokenspeed#1132"
     ),
-    "synthetic-acceptance": Rule(
+    "synthetic-acceptance": AlertRule(
         "warn", "Acceptance per position is a step function: benchmark setting, meaningless text"
     ),
-    "acceptance-saturated": Rule(
+    "acceptance-saturated": AlertRule(
         "fail", "Every draft is accepted over 100 drafts: one token repeated, or a synthetic setting"
     ),
-    "acceptance-low": Rule(
+    "acceptance-low": AlertRule(
         "warn",
         "Acceptance length below 0.6 of the golden curve, or it breaks at a position where the curve does not",
         "InferenceX golden acceptance curves",
     ),
-    "prefix-cache-no-hits": Rule(
+    "prefix-cache-no-hits": AlertRule(
         "info", "Prefix caching is on, many prompt tokens were looked up and none was found"
     ),
-    "acceptance-artefact": Rule(
+    "acceptance-artefact": AlertRule(
         "info",
         "Acceptance 15 % above the golden curve: repeated or random prompts",
         "vllm-project/vllm#52536",
     ),
-    "path-lost": Rule("warn", "Below half of the decode steps are specialized, after a time above"),
-    "path-not-engaged": Rule("warn", "The specialized backend is on, and hardly any step is specialized"),
-    "rows-over-limit": Rule("warn", "Without a witness: running × (K+1) exceeds 64 rows"),
-    "path-excluded": Rule(
+    "path-lost": AlertRule("warn", "Below half of the decode steps are specialized, after a time above"),
+    "path-not-engaged": AlertRule(
+        "warn", "The specialized backend is on, and hardly any step is specialized"
+    ),
+    "rows-over-limit": AlertRule("warn", "Without a witness: running × (K+1) exceeds 64 rows"),
+    "path-excluded": AlertRule(
         "info", "Without a witness: the cache configuration rules the specialized path out"
     ),
-    "unknown-build": Rule("warn", "The witness counts in a vLLM build that it does not know"),
-    "nvlink.errors": Rule("warn", "NVLink error counters grow"),
+    "unknown-build": AlertRule("warn", "The witness counts in a vLLM build that it does not know"),
+    "nvlink.errors": AlertRule("warn", "NVLink error counters grow"),
 }
 """Every alert of the monitor itself. GPU alerts besides carry the ids of `k3ctl doctor`'s rules."""

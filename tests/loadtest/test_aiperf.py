@@ -12,7 +12,7 @@ import pytest
 
 from k3ctl.errors import MachineError, UsageError
 from k3ctl.loadtest import aiperf, clients, guards, rows, workload
-from k3ctl.loadtest.guards import Evidence
+from k3ctl.loadtest.guards import GuardEvidence
 from tests.loadtest.results import FIXTURES, K3_TARGET
 
 RESULT = json.loads((FIXTURES / "aiperf-result-0.13.0.json").read_text())
@@ -38,7 +38,7 @@ def test_a_run_with_the_safety_off_may_not_be_called_agentx() -> None:
 def test_outputs_that_stopped_by_themselves_are_not_that_workload(fixture_json: Any) -> None:
     row = aiperf.row(fixture_json("aiperf-osl-mismatch.json"), sessions=1)
     load = workload.override(workload.load("8k1k"))
-    found = guards.judge(Evidence(row, load, K3_TARGET.deployment, None, None))
+    found = guards.judge(GuardEvidence(row, load, K3_TARGET.deployment, None, None))
     assert any("mean output 300 tokens, asked 1000" in finding.text for finding in found)
 
 

@@ -10,7 +10,7 @@ import pytest
 from k3ctl.loadtest import guards, workload
 
 REFERENCE = (Path(__file__).parents[2] / "docs" / "reference" / "bench.md").read_text(encoding="utf-8")
-GUARDS = re.findall(r'Finding\(\s*"([a-z-]+)"', Path(guards.__file__).read_text(encoding="utf-8"))
+GUARDS = re.findall(r'GuardFinding\(\s*"([a-z-]+)"', Path(guards.__file__).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", sorted(set(GUARDS)))

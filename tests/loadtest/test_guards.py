@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from k3ctl.loadtest import guards, rows, scrape, stats, workload
-from k3ctl.loadtest.guards import Evidence
+from k3ctl.loadtest.guards import GuardEvidence
 from k3ctl.loadtest.rows import Row, Stat
 from k3ctl.loadtest.window import ServerWindow, server_window
 from tests.loadtest.results import FIXTURES, K3_TARGET
@@ -26,7 +26,7 @@ GOOD = Row(
 
 def judge(row: Row = GOOD, server: ServerWindow | None = None, **changes: Any) -> dict[str, str]:
     """Guard name → level, for one row."""
-    evidence = replace(Evidence(row, LOAD, K3_TARGET.deployment, server, 3.84), **changes)
+    evidence = replace(GuardEvidence(row, LOAD, K3_TARGET.deployment, server, 3.84), **changes)
     return {finding.guard: finding.level for finding in guards.judge(evidence)}
 
 
@@ -154,7 +154,7 @@ def test_a_waived_guard_becomes_a_note_with_the_presets_reason() -> None:
     waiving = replace(LOAD, waive={"prompt-length": "the template is long"})
     (finding,) = [
         f
-        for f in guards.judge(Evidence(row, waiving, K3_TARGET.deployment, None, None))
+        for f in guards.judge(GuardEvidence(row, waiving, K3_TARGET.deployment, None, None))
         if f.guard == "prompt-length"
     ]
     assert finding.level == "note"
@@ -173,7 +173,7 @@ def test_a_server_with_other_conditions_than_the_presets_is_a_caution(
     change: dict[str, Any], text: str
 ) -> None:
     deployment = replace(K3_TARGET.deployment, **{"num_speculative_tokens": 8, **change})
-    found = guards.judge(Evidence(GOOD, LOAD, deployment, None, None))
+    found = guards.judge(GuardEvidence(GOOD, LOAD, deployment, None, None))
     assert [f.text for f in found if f.guard == "conditions"] == [text]
 
 

@@ -4,8 +4,8 @@ import copy
 import functools
 from dataclasses import replace
 
-from k3ctl.planning.deployment import Deployment, Workload
 from k3ctl.planning.hardware import described
+from k3ctl.planning.proposal import Proposal, Workload
 from k3ctl.profiles.loader import load
 from k3ctl.profiles.resolve import ResolvedConfig, resolve
 
@@ -32,11 +32,11 @@ def config(base, changes=None, env=None) -> ResolvedConfig:
     return replace(resolved, args=args, env={**resolved.env, **(env or {})})
 
 
-def deployment(base="gb300-tp16", changes=None, env=None, hardware=None, **workload) -> Deployment:
+def deployment(base="gb300-tp16", changes=None, env=None, hardware=None, **workload) -> Proposal:
     """A deployment of ``base`` with changes; ``hardware`` defaults to what the profile requires."""
     resolved = config(base, changes, env)
     requires = resolved.profile.requires
     if hardware is None and requires.gpu:
         hardware = f"{requires.gpu[0]}:{requires.gpus}"
     found = described(hardware) if isinstance(hardware, str) else hardware
-    return Deployment(resolved, found, Workload(**workload))
+    return Proposal(resolved, found, Workload(**workload))

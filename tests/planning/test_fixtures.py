@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from k3ctl.planning.deployment import Deployment, Workload
 from k3ctl.planning.hardware import described
+from k3ctl.planning.proposal import Proposal, Workload
 from k3ctl.planning.rules import ALL, checked, evaluate
 from k3ctl.profiles.loader import load
 from k3ctl.profiles.resolve import resolve
@@ -40,9 +40,9 @@ def from_plan(path):
         args["additional_config"] = {"decode_backend": data["wanted"]}
     hardware = described(f"{data['hardware']['gpu']}:{data['hardware']['count']}")
     config = replace(base, args=args, env=data.get("env", {}))
-    return Deployment(
-        config, hardware, Workload(concurrency=56) if "infx" in path.name else Workload()
-    ), data["expect"]
+    return Proposal(config, hardware, Workload(concurrency=56) if "infx" in path.name else Workload()), data[
+        "expect"
+    ]
 
 
 def near(expected, text):
@@ -100,7 +100,7 @@ def test_the_reason_in_a_refusal_log_is_predicted_from_its_configuration(path):
     args = {key: value for key, value in args.items() if key not in {"model", "model_tag"}}
     name = path.stem.removeprefix("vllm-log-specialized-reject-")
     config = replace(base, args=args | CAUSES[name], env={})
-    found = evaluate(checked.RULES, Deployment(config, described(HARDWARE.get(name, "GB300:16"))))
+    found = evaluate(checked.RULES, Proposal(config, described(HARDWARE.get(name, "GB300:16"))))
     assert [finding.rule.reason for finding in found] == [logged]
 
 

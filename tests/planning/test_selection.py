@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from k3ctl.planning.deployment import Workload
 from k3ctl.planning.detect import from_snapshots, given
 from k3ctl.planning.hardware import described
+from k3ctl.planning.proposal import Workload
 from k3ctl.planning.selection import Objective, select
 from k3ctl.profiles.loader import load_all, names
 

@@ -10,7 +10,7 @@ from k3ctl.checks.view import size_text
 from k3ctl.gpus.types import Node
 from k3ctl.host.types import Host, Probe
 from k3ctl.output import Block, Lines, Table
-from k3ctl.planning.rules import Rule as PlanRule
+from k3ctl.planning.rules import PlanRule
 
 MARKS = {
     Severity.FAIL: "FAIL",

@@ -106,7 +106,7 @@ def plan(
     Every reason against it is listed at once, with the nearest alternative. Speeds and memory are estimates.
     """
     from k3ctl.commands.plan import report
-    from k3ctl.planning.deployment import Workload
+    from k3ctl.planning.proposal import Workload
 
     workload = Workload(concurrency, input_tokens, output_tokens)
     made: Plan | None = None
@@ -172,8 +172,8 @@ def _plan(
     workload: Any,
     vllm: str,
 ) -> Plan:
-    from k3ctl.planning.deployment import Deployment
     from k3ctl.planning.plan import make
+    from k3ctl.planning.proposal import Proposal
     from k3ctl.profiles import loader
     from k3ctl.profiles.overrides import parse_set
     from k3ctl.profiles.resolve import resolve
@@ -181,7 +181,7 @@ def _plan(
     resolved = resolve(loader.load(profile), parse_set(overrides or []), os.environ)
     if model is not None:
         resolved = resolved.with_model_path(model)
-    return make(Deployment(resolved, _hardware(hardware, resolved.profile.requires.nodes), workload, vllm))
+    return make(Proposal(resolved, _hardware(hardware, resolved.profile.requires.nodes), workload, vllm))
 
 
 def _started(
@@ -190,15 +190,15 @@ def _started(
     """The plan of what a run was started with, and its log where that has figures to compare with."""
     from k3ctl.engine import logs, record, rundir
     from k3ctl.planning import actual
-    from k3ctl.planning.deployment import Deployment
     from k3ctl.planning.plan import make
+    from k3ctl.planning.proposal import Proposal
 
     run = rundir.find(name)
     config = record.config(run)
     if config is None:
         raise UsageError(f"run `{run.id}` keeps no record of its start", hint="an older k3ctl started it")
     here = _hardware(hardware, config.profile.requires.nodes) if config.profile.requires.gpus else None
-    made = make(Deployment(config, here, workload, _version(vllm or run.vllm or None)))
+    made = make(Proposal(config, here, workload, _version(vllm or run.vllm or None)))
     first = next(iter(logs.parts(run.engine_log)), run.engine_log)
     with contextlib.suppress(UsageError):
         if made.memory is not None and actual.parse(actual.read(str(first))):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from k3ctl.checks.finding import Area, Severity
-from k3ctl.checks.finding import Finding as Reason
+from k3ctl.checks.finding import Area, Finding, Severity
 from k3ctl.output import Block, Lines, Table
 from k3ctl.planning.actual import Row
 from k3ctl.planning.memory import GIB, MemoryPlan
 from k3ctl.planning.plan import Plan
-from k3ctl.planning.rules import Effect, Finding
+from k3ctl.planning.rules import Effect, PlanFinding
 from k3ctl.planning.selection import Selection
 from k3ctl.planning.vllm_check import VllmAnswer
 
@@ -82,7 +81,7 @@ def _group(plan: Plan) -> list[str]:
     return lines if plan.deployment.config.profile.requires.gpus else []
 
 
-def _machine_table(reasons: Iterable[Reason]) -> Table:
+def _machine_table(reasons: Iterable[Finding]) -> Table:
     """What the hosts have against it, and what nobody read of them."""
     same: dict[tuple[str, str, str], list[str]] = {}
     for reason in reasons:
@@ -106,7 +105,7 @@ def more(places: Sequence[str]) -> list[str]:
     return [f"and {len(places) - MOST_PLACES} more places"] if len(places) > MOST_PLACES else []
 
 
-def findings_table(title: str, findings: Iterable[Finding]) -> Table:
+def findings_table(title: str, findings: Iterable[PlanFinding]) -> Table:
     """Findings, the worst effect first."""
     order = list(Effect)
     rows = [

@@ -36,13 +36,13 @@ def check(resolved: ResolvedConfig, overrides: Mapping[str, str] | None = None) 
     from k3ctl.checks.merge import Gathered
     from k3ctl.engine import rundir
     from k3ctl.machine.read import read
-    from k3ctl.planning.deployment import Deployment
     from k3ctl.planning.preflight import HOSTS, preflight
+    from k3ctl.planning.proposal import Proposal
 
     machine = read(runs=rundir.sessions())
     chosen = resolved.env.get(VISIBLE, os.environ.get(VISIBLE))
     here = replace(machine, node=_narrowed(machine.node, chosen))
-    answer = preflight(Deployment(resolved), Gathered((here,)), share=True)
+    answer = preflight(Proposal(resolved), Gathered((here,)), share=True)
     if answer.blocking:
         raise MachineError(
             f"this machine cannot serve `{resolved.profile.name}`",

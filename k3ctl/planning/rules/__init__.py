@@ -1,9 +1,9 @@
 """The rules that predict what vLLM will do with a deployment, each with its vLLM range, date and source."""
 
 from k3ctl.planning.rules import checked, combinations, costs, environment, requirements, silent, unchecked
-from k3ctl.planning.rules.base import Effect, Finding, Rule, changes, evaluate
+from k3ctl.planning.rules.base import Effect, PlanFinding, PlanRule, changes, evaluate
 
-ALL: tuple[Rule, ...] = (
+ALL: tuple[PlanRule, ...] = (
     *requirements.RULES,
     *combinations.RULES,
     *checked.RULES,
@@ -13,4 +13,4 @@ ALL: tuple[Rule, ...] = (
     *costs.RULES,
 )
 
-__all__ = ["ALL", "Effect", "Finding", "Rule", "changes", "evaluate"]
+__all__ = ["ALL", "Effect", "PlanFinding", "PlanRule", "changes", "evaluate"]

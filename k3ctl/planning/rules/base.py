@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from k3ctl.planning.deployment import Deployment
+from k3ctl.planning.proposal import Proposal
 
 BACKEND = "additional_config.decode_backend"
 
@@ -42,11 +42,11 @@ class Hit:
     """``--set`` keys and values that reach the alternative."""
 
 
-Check = Callable[[Deployment], Hit | None]
+Check = Callable[[Proposal], Hit | None]
 
 
 @dataclass(frozen=True)
-class Rule:
+class PlanRule:
     """A condition and where it comes from."""
 
     id: str
@@ -64,7 +64,7 @@ class Rule:
     reason: str = ""
     """vLLM's own words for it, where vLLM checks it."""
 
-    def applies_to(self, deployment: Deployment, *, specialized: bool) -> bool:
+    def applies_to(self, deployment: Proposal, *, specialized: bool) -> bool:
         """Whether the rule is to be evaluated for this version, platform and path."""
         from packaging.specifiers import SpecifierSet
 
@@ -76,10 +76,10 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Finding:
+class PlanFinding:
     """A rule that fired."""
 
-    rule: Rule
+    rule: PlanRule
     hit: Hit
 
     def json(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Finding:
         }
 
 
-def changes(findings: Iterable[Finding]) -> dict[str, str]:
+def changes(findings: Iterable[PlanFinding]) -> dict[str, str]:
     """``--set`` keys and values that reach the nearest accepted configuration, of the rules that stand against a start.
 
     Empty when one of them names no such change: then none of them helps.
@@ -121,7 +121,7 @@ class RuleSet:
     """Collects the rules of one module; the check's docstring is the rule's title."""
 
     def __init__(self, *, effect: Effect, source: str, date: str, vllm: str, specialized: bool = True):
-        self.rules: list[Rule] = []
+        self.rules: list[PlanRule] = []
         self._defaults: dict[str, Any] = {
             "effect": effect,
             "source": source,
@@ -136,15 +136,15 @@ class RuleSet:
 
         def add(check: Check) -> Check:
             title = (check.__doc__ or "").strip().removesuffix(".")
-            self.rules.append(Rule(id=id, title=title, check=check, **(self._defaults | different)))
+            self.rules.append(PlanRule(id=id, title=title, check=check, **(self._defaults | different)))
             return check
 
         return add
 
 
 def evaluate(
-    rules: Iterable[Rule], deployment: Deployment, *, specialized: bool | None = None
-) -> list[Finding]:
+    rules: Iterable[PlanRule], deployment: Proposal, *, specialized: bool | None = None
+) -> list[PlanFinding]:
     """Every rule that fires, in the rules' order.
 
     ``specialized`` True evaluates the specialized path's rules even where the deployment does not ask for it.
@@ -154,5 +154,5 @@ def evaluate(
     for rule in rules:
         hit = rule.check(deployment) if rule.applies_to(deployment, specialized=wanted) else None
         if hit is not None:
-            findings.append(Finding(rule, hit))
+            findings.append(PlanFinding(rule, hit))
     return findings

@@ -8,7 +8,7 @@ from __future__ import annotations
 from k3ctl.facts.k3 import SPECIALIZED_DRAFTS, SPECIALIZED_TP
 from k3ctl.facts.products import has_specialized
 from k3ctl.planning import budget
-from k3ctl.planning.deployment import Deployment
+from k3ctl.planning.proposal import Proposal
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
 
 _rules = RuleSet(
@@ -25,7 +25,7 @@ rule = _rules.rule
     reason="Supported decode_backend values are auto/latency_specialized",
     specialized=False,
 )
-def backend_value(d: Deployment) -> Hit | None:
+def backend_value(d: Proposal) -> Hit | None:
     """`decode_backend` is `auto` or `latency_specialized`."""
     if d.backend in {"auto", "latency_specialized"}:
         return None
@@ -37,7 +37,7 @@ def backend_value(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.gpu", reason="this GPU (SM100/103)")
-def gpu(d: Deployment) -> Hit | None:
+def gpu(d: Proposal) -> Hit | None:
     """The GPU is of the SM100 family (B200, B300, GB200, GB300)."""
     if d.capability is None or has_specialized(d.capability):
         return None
@@ -49,7 +49,7 @@ def gpu(d: Deployment) -> Hit | None:
     "specialized.moe",
     reason="MoE configs but the one-group sigmoid top-16 SiTU MoE of Kimi K3",
 )
-def moe(d: Deployment) -> Hit | None:
+def moe(d: Proposal) -> Hit | None:
     """The model has Kimi K3's MoE: SiTU 4/25, 896 experts, top-16, one group, sigmoid router."""
     if d.k3_moe:
         return None
@@ -61,7 +61,7 @@ def moe(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.tp", reason="TP other than 8/16")
-def tensor_parallel(d: Deployment) -> Hit | None:
+def tensor_parallel(d: Proposal) -> Hit | None:
     """The tensor-parallel size is 8 or 16."""
     tp = d.parallel.tp
     if tp in SPECIALIZED_TP:
@@ -75,7 +75,7 @@ def tensor_parallel(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.pp", reason="pipeline parallelism")
-def pipeline_parallel(d: Deployment) -> Hit | None:
+def pipeline_parallel(d: Proposal) -> Hit | None:
     """No pipeline parallelism."""
     if d.parallel.pp == 1:
         return None
@@ -88,7 +88,7 @@ def pipeline_parallel(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.ep", reason="expert parallelism")
-def expert_parallel(d: Deployment) -> Hit | None:
+def expert_parallel(d: Proposal) -> Hit | None:
     """No expert parallelism."""
     if not d.parallel.expert_parallel:
         return None
@@ -100,7 +100,7 @@ def expert_parallel(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.dbo", reason="DBO")
-def ubatching(d: Deployment) -> Hit | None:
+def ubatching(d: Proposal) -> Hit | None:
     """No dual batch overlap or microbatches."""
     if d.arg("enable_dbo", False):
         return Hit("enable_dbo is set", "leave it out", {"enable_dbo": False})
@@ -110,7 +110,7 @@ def ubatching(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.dcp", reason="decode context parallel other than 1 or TP")
-def decode_context_parallel(d: Deployment) -> Hit | None:
+def decode_context_parallel(d: Proposal) -> Hit | None:
     """Decode context parallelism is off or spans the whole TP group."""
     dcp, tp = d.parallel.dcp, d.parallel.tp
     if dcp in (1, tp):
@@ -123,7 +123,7 @@ def decode_context_parallel(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.sleep", reason="sleep mode")
-def sleep_mode(d: Deployment) -> Hit | None:
+def sleep_mode(d: Proposal) -> Hit | None:
     """No sleep mode."""
     if not d.arg("enable_sleep_mode", False):
         return None
@@ -131,7 +131,7 @@ def sleep_mode(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.lora", reason="LoRA")
-def lora(d: Deployment) -> Hit | None:
+def lora(d: Proposal) -> Hit | None:
     """No LoRA."""
     if not d.arg("enable_lora", False):
         return None
@@ -141,7 +141,7 @@ def lora(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.v2-runner", reason="the V1 model runner")
-def v2_runner(d: Deployment) -> Hit | None:
+def v2_runner(d: Proposal) -> Hit | None:
     """Model Runner V2 is used: not switched off, and no feature falls back to V1."""
     if d.arg("watermark_config") or d.arg("attention_config.hisparse_config"):
         return None
@@ -154,7 +154,7 @@ def v2_runner(d: Deployment) -> Hit | None:
     return None if cause is None else Hit(f"{cause}, which falls back to the V1 runner", "leave it out")
 
 
-def _v1_fallback(d: Deployment) -> str | None:
+def _v1_fallback(d: Proposal) -> str | None:
     """The feature for which vLLM quietly takes the V1 runner."""
     spec = d.speculator or {}
     if d.method in {"suffix", "custom_class"}:
@@ -169,7 +169,7 @@ def _v1_fallback(d: Deployment) -> str | None:
 
 
 @rule("specialized.torch-compile", reason="torch.compile")
-def torch_compile(d: Deployment) -> Hit | None:
+def torch_compile(d: Proposal) -> Hit | None:
     """Not the stock torch.compile mode."""
     mode = str(d.arg("compilation_config.mode", "")).upper()
     # breakable graphs, on by default for Kimi K3, reset the compilation mode
@@ -184,7 +184,7 @@ def torch_compile(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.full-graphs", reason="deployments without FULL decode CUDA graphs (e.g. enforce-eager)")
-def full_graphs(d: Deployment) -> Hit | None:
+def full_graphs(d: Proposal) -> Hit | None:
     """Decode steps are captured as FULL CUDA graphs."""
     mode, cause = d.graph_mode
     if mode == "FULL":
@@ -197,7 +197,7 @@ def full_graphs(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.speculator", reason="speculative methods but DSpark")
-def speculator(d: Deployment) -> Hit | None:
+def speculator(d: Proposal) -> Hit | None:
     """Speculation is off or DSpark."""
     if d.method in {None, "dspark"}:
         return None
@@ -209,7 +209,7 @@ def speculator(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.adaptive-verification", reason="adaptive verification")
-def adaptive_verification(d: Deployment) -> Hit | None:
+def adaptive_verification(d: Proposal) -> Hit | None:
     """No adaptive verification."""
     if not (d.speculator or {}).get("enable_adaptive_verification"):
         return None
@@ -223,7 +223,7 @@ def adaptive_verification(d: Deployment) -> Hit | None:
     "specialized.kda-dtypes",
     reason="KDA cache dtypes other than a BF16 conv state and an FP32 recurrent state (mamba cache dtype)",
 )
-def kda_dtypes(d: Deployment) -> Hit | None:
+def kda_dtypes(d: Proposal) -> Hit | None:
     """The KDA cache has a BF16 convolution window and an FP32 recurrent state."""
     conv, recurrent = d.kda_dtypes
     if (conv, recurrent) == ("bfloat16", "float32"):
@@ -239,7 +239,7 @@ def kda_dtypes(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.replayssm", reason="ReplaySSM / RecoverSSM (--use-replayssm)")
-def replayssm(d: Deployment) -> Hit | None:
+def replayssm(d: Proposal) -> Hit | None:
     """No ReplaySSM."""
     if not d.arg("use_replayssm", False):
         return None
@@ -251,7 +251,7 @@ def replayssm(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.drafts", reason="more than 7 speculative tokens")
-def drafts(d: Deployment) -> Hit | None:
+def drafts(d: Proposal) -> Hit | None:
     """At most 7 speculative tokens."""
     if d.draft_tokens <= SPECIALIZED_DRAFTS:
         return None
@@ -264,7 +264,7 @@ def drafts(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.aux-stream", reason="the AttnRes aux stream")
-def aux_stream(d: Deployment) -> Hit | None:
+def aux_stream(d: Proposal) -> Hit | None:
     """Not VLLM_KIMI_K3_AUX_ATTN_RES_STREAM together with speculation."""
     if d.method is None or not d.env_flag("VLLM_KIMI_K3_AUX_ATTN_RES_STREAM"):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k3ctl.facts.k3 import K3
 from k3ctl.planning import memory
-from k3ctl.planning.deployment import Deployment
+from k3ctl.planning.proposal import Proposal
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
 
 HMA_CONNECTORS = (
@@ -37,7 +37,7 @@ rule = _rules.rule
     vllm=">=0.33.0,<0.34",
     source="vllm: `max_num_seqs (…) exceeds available Mamba cache blocks (…)`",
 )
-def kda_blocks(d: Deployment) -> Hit | None:
+def kda_blocks(d: Proposal) -> Hit | None:
     """Every one of `max_num_seqs` requests gets its KDA blocks."""
     if not d.whole_k3 or not d.gpu_bytes or d.parallel.tp not in (1, 2, 4, 8, 16, 32):
         return None
@@ -52,7 +52,7 @@ def kda_blocks(d: Deployment) -> Hit | None:
 
 
 @rule("parallel.heads", source="vllm: attention heads are divided by TP")
-def heads(d: Deployment) -> Hit | None:
+def heads(d: Proposal) -> Hit | None:
     """The tensor-parallel size divides the 96 heads."""
     if K3.heads % d.parallel.tp == 0:
         return None
@@ -62,7 +62,7 @@ def heads(d: Deployment) -> Hit | None:
 
 
 @rule("parallel.dcp", source="vllm/config/parallel.py")
-def dcp_divides(d: Deployment) -> Hit | None:
+def dcp_divides(d: Proposal) -> Hit | None:
     """The context-parallel size divides the tensor-parallel size."""
     if d.parallel.tp % d.parallel.dcp == 0:
         return None
@@ -77,7 +77,7 @@ def dcp_divides(d: Deployment) -> Hit | None:
     "parallel.ray-nnodes",
     source="vllm/config/parallel.py: --nnodes means the mp backend",
 )
-def ray_nnodes(d: Deployment) -> Hit | None:
+def ray_nnodes(d: Proposal) -> Hit | None:
     """Ray and `--nnodes` are not combined."""
     if d.arg("distributed_executor_backend") != "ray" or int(d.arg("nnodes", 1)) == 1:
         return None
@@ -90,7 +90,7 @@ def ray_nnodes(d: Deployment) -> Hit | None:
     effect=Effect.FAILS,
     source="https://github.com/ai-dynamo/dynamo/issues/12843",
 )
-def drafter_version(d: Deployment) -> Hit | None:
+def drafter_version(d: Proposal) -> Hit | None:
     """vLLM is new enough for a Kimi K3 DSpark drafter."""
     if d.method != "dspark":
         return None
@@ -98,7 +98,7 @@ def drafter_version(d: Deployment) -> Hit | None:
 
 
 @rule("drafter.runner", vllm=">=0.33.0,<0.34", source="vllm/config/vllm.py")
-def drafter_runner(d: Deployment) -> Hit | None:
+def drafter_runner(d: Proposal) -> Hit | None:
     """DSpark runs on Model Runner V2, which neither a variable nor DBO has switched off."""
     if d.method != "dspark":
         return None
@@ -119,7 +119,7 @@ def drafter_runner(d: Deployment) -> Hit | None:
     effect=Effect.FAILS,
     source="https://github.com/vllm-project/vllm/issues/50147",
 )
-def prefix_caching_version(d: Deployment) -> Hit | None:
+def prefix_caching_version(d: Proposal) -> Hit | None:
     """Prefix caching is off on vLLM 0.27, where it ends in illegal memory accesses."""
     if not d.prefix_caching:
         return None
@@ -132,7 +132,7 @@ def prefix_caching_version(d: Deployment) -> Hit | None:
     "trust-remote-code",
     source="vLLM's start-up error for this repository",
 )
-def trust_remote_code(d: Deployment) -> Hit | None:
+def trust_remote_code(d: Proposal) -> Hit | None:
     """The checkpoint's own tokenizer code may run."""
     if d.arg("trust_remote_code", False) or "kimi-k3" not in d.config.model.lower():
         return None
@@ -145,7 +145,7 @@ def trust_remote_code(d: Deployment) -> Hit | None:
     effect=Effect.FAILS,
     source="vllm/config/vllm.py: a connector without HMA turns the hybrid cache manager off",
 )
-def hybrid_connector(d: Deployment) -> Hit | None:
+def hybrid_connector(d: Proposal) -> Hit | None:
     """The KV connector keeps the hybrid cache manager that KDA state needs."""
     wrong = [str(c["kv_connector"]) for c in d.connectors if c.get("kv_connector") not in HMA_CONNECTORS]
     if not wrong:
@@ -157,7 +157,7 @@ def hybrid_connector(d: Deployment) -> Hit | None:
 
 
 @rule("allreduce.mnnvl", effect=Effect.FAILS, source="https://github.com/vllm-project/vllm/issues/51986")
-def allreduce_mnnvl(d: Deployment) -> Hit | None:
+def allreduce_mnnvl(d: Proposal) -> Hit | None:
     """Ranks without a common NVLink domain do not get FlashInfer's all-reduce, which would choose NVLink."""
     requires = d.config.profile.requires
     if d.parallel.tp == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k3ctl.planning import budget, memory
-from k3ctl.planning.deployment import Deployment
+from k3ctl.planning.proposal import Proposal
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
 
 ANY = ">=0"
@@ -23,7 +23,7 @@ rule = _rules.rule
     "connector.canary",
     source="https://github.com/vllm-project/vllm/issues/52627, /53084",
 )
-def connector_canary(d: Deployment) -> Hit | None:
+def connector_canary(d: Proposal) -> Hit | None:
     """Transferred state is checked by its effect."""
     if not d.connectors:
         return None
@@ -37,7 +37,7 @@ def connector_canary(d: Deployment) -> Hit | None:
     "utilization",
     source="InferenceX perf changelog, B200/B300 entries, 2026-07 to 2026-09",
 )
-def utilization(d: Deployment) -> Hit | None:
+def utilization(d: Proposal) -> Hit | None:
     """Memory beside vLLM's budget is left for the MXFP4 workspace."""
     value = float(d.arg("gpu_memory_utilization", 0.92))
     if not d.capability or d.capability[0] != 10 or value <= 0.90:
@@ -57,7 +57,7 @@ def utilization(d: Deployment) -> Hit | None:
     platform="any",
     source="vllm: requests beyond max_num_seqs wait",
 )
-def admission(d: Deployment) -> Hit | None:
+def admission(d: Proposal) -> Hit | None:
     """As many requests are admitted as are expected at once."""
     expected = d.workload.concurrency
     if expected is None or expected <= d.max_num_seqs:
@@ -77,7 +77,7 @@ def admission(d: Deployment) -> Hit | None:
     vllm=">=0.33.0,<0.34",
     source="vllm/models/kimi_k3/nvidia/kda.py; block geometry",
 )
-def eight_drafts(d: Deployment) -> Hit | None:
+def eight_drafts(d: Proposal) -> Hit | None:
     """K stays at 7 or less, where the KDA page fits its block and the fast verify kernels apply."""
     if d.draft_tokens < 8:
         return None
@@ -93,7 +93,7 @@ def eight_drafts(d: Deployment) -> Hit | None:
     vllm=">=0.33.0,<0.34",
     source="vllm/models/kimi_k3/nvidia/kda.py",
 )
-def sequence_buffers(d: Deployment) -> Hit | None:
+def sequence_buffers(d: Proposal) -> Hit | None:
     """`max_num_seqs` is not left at 1024, which costs gigabytes of buffers per GPU."""
     if d.arg("max_num_seqs") is not None or d.parallel.tp not in (1, 2, 4, 8, 16):
         return None
@@ -113,7 +113,7 @@ def sequence_buffers(d: Deployment) -> Hit | None:
     vllm=">=0.33.0,<0.34",
     source="vllm/models/kimi_k3/nvidia/kda.py",
 )
-def prefix_caching_off(d: Deployment) -> Hit | None:
+def prefix_caching_off(d: Proposal) -> Hit | None:
     """Prefix caching is on: it was switched off for a fault of 0.27, and carries the KDA checkpoints."""
     if d.prefix_caching or d.config.profile.status == "verified":
         return None
@@ -129,7 +129,7 @@ def prefix_caching_off(d: Deployment) -> Hit | None:
     specialized=True,
     source="vllm: --cudagraph-metrics logs graph sizes",
 )
-def graph_metrics(d: Deployment) -> Hit | None:
+def graph_metrics(d: Proposal) -> Hit | None:
     """Graph modes and sizes are logged, the only outside evidence beside the witness."""
     if d.arg("cudagraph_metrics", False):
         return None
@@ -140,7 +140,7 @@ def graph_metrics(d: Deployment) -> Hit | None:
     "observability.itl",
     source="vllm/v1/metrics/buckets.py: the first bucket ends at 10 ms",
 )
-def latency_buckets(d: Deployment) -> Hit | None:
+def latency_buckets(d: Proposal) -> Hit | None:
     """The inter-token latency histogram resolves Kimi K3's 1 to 10 ms."""
     buckets = d.arg("custom_histogram_buckets", {})
     if isinstance(buckets, dict) and "inter_token_latency" in buckets:

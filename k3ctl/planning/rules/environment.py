@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from k3ctl.planning.deployment import Deployment
+from k3ctl.planning.proposal import Proposal
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
 
 MNNVL = ("NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE")
@@ -17,7 +17,7 @@ rule = _rules.rule
 
 
 @rule("env.target-device", source="vllm/platforms/__init__.py: the variable forces the CPU platform")
-def target_device(d: Deployment) -> Hit | None:
+def target_device(d: Proposal) -> Hit | None:
     """VLLM_TARGET_DEVICE is not set on a GPU host."""
     value = d.env("VLLM_TARGET_DEVICE")
     if value in (None, "cuda"):
@@ -26,7 +26,7 @@ def target_device(d: Deployment) -> Hit | None:
 
 
 @rule("env.host-ip", source="vllm multi-node start: workers dial this address")
-def host_ip(d: Deployment) -> Hit | None:
+def host_ip(d: Proposal) -> Hit | None:
     """The host's address is not loopback when there are several nodes."""
     value = d.env("VLLM_HOST_IP")
     if d.config.profile.requires.nodes == 1 or not value or not value.startswith("127."):
@@ -38,7 +38,7 @@ def host_ip(d: Deployment) -> Hit | None:
 
 
 @rule("env.mnnvl", source="https://recipes.vllm.ai/moonshotai/Kimi-K3: note for NVL72 trays")
-def mnnvl(d: Deployment) -> Hit | None:
+def mnnvl(d: Proposal) -> Hit | None:
     """NCCL may use multi-node NVLink, cuMem and NVLS over the trays of one rack."""
     if d.config.profile.requires.nodes == 1 or not d.config.profile.requires.nvlink_domain:
         return None
@@ -55,7 +55,7 @@ def mnnvl(d: Deployment) -> Hit | None:
     effect=Effect.COST,
     source="vllm/envs.py: VLLM_ENGINE_READY_TIMEOUT_S defaults to 600",
 )
-def ready_timeout(d: Deployment) -> Hit | None:
+def ready_timeout(d: Proposal) -> Hit | None:
     """The start may take as long as loading 1.56 TB of weights does."""
     value = float(d.env("VLLM_ENGINE_READY_TIMEOUT_S") or 600)
     if value >= READY_TIMEOUT_S:
@@ -72,7 +72,7 @@ def ready_timeout(d: Deployment) -> Hit | None:
     effect=Effect.COST,
     source="vllm/envs.py: defaults to 300; first autotuning is longer",
 )
-def execute_timeout(d: Deployment) -> Hit | None:
+def execute_timeout(d: Proposal) -> Hit | None:
     """A step may take as long as the first autotuning does."""
     value = float(d.env("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS") or 300)
     if value >= 900:
@@ -90,7 +90,7 @@ def execute_timeout(d: Deployment) -> Hit | None:
     platform="any",
     source="vllm/plugins/__init__.py: VLLM_PLUGINS is an allow-list for every plugin group",
 )
-def plugins(d: Deployment) -> Hit | None:
+def plugins(d: Proposal) -> Hit | None:
     """VLLM_PLUGINS names the runtime and the witness, without which the path cannot be proved."""
     listed = [name.strip() for name in (d.env("VLLM_PLUGINS") or "").split(",")]
     missing = [name for name in PLUGINS if name not in listed]
@@ -105,7 +105,7 @@ def plugins(d: Deployment) -> Hit | None:
 
 
 @rule("env.dev-mode", effect=Effect.COST, source="vllm/entrypoints: development routes control the engine")
-def dev_mode(d: Deployment) -> Hit | None:
+def dev_mode(d: Proposal) -> Hit | None:
     """Development routes are not open on an address that others reach."""
     if not d.env_flag("VLLM_SERVER_DEV_MODE") or str(d.arg("host")).startswith("127."):
         return None

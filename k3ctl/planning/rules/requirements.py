@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k3ctl.facts.products import PRODUCTS
 from k3ctl.planning import memory
-from k3ctl.planning.deployment import Deployment
+from k3ctl.planning.proposal import Proposal
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
 
 CHECKPOINT_MINIMUM_GB = 1680
@@ -23,7 +23,7 @@ rule = _rules.rule
 
 
 @rule("requires.gpu", platform="any", vllm=ANY)
-def gpu_product(d: Deployment) -> Hit | None:
+def gpu_product(d: Proposal) -> Hit | None:
     """The GPUs are of a product that the profile is for."""
     wanted, hardware = d.config.profile.requires.gpu, d.hardware
     if not wanted or hardware is None or hardware.accepted(wanted):
@@ -33,7 +33,7 @@ def gpu_product(d: Deployment) -> Hit | None:
 
 
 @rule("requires.gpus", vllm=ANY)
-def gpu_count(d: Deployment) -> Hit | None:
+def gpu_count(d: Proposal) -> Hit | None:
     """There are as many GPUs as TP × PP × DP."""
     hardware, needed = d.hardware, d.parallel.gpus
     if hardware is None or hardware.gpus >= needed:
@@ -43,7 +43,7 @@ def gpu_count(d: Deployment) -> Hit | None:
 
 
 @rule("requires.nvlink-domain", vllm=ANY)
-def nvlink_domain(d: Deployment) -> Hit | None:
+def nvlink_domain(d: Proposal) -> Hit | None:
     """The GPUs of a profile for one NVLink domain are in one NVLink domain."""
     requires, hardware = d.config.profile.requires, d.hardware
     if not requires.nvlink_domain or hardware is None or hardware.largest_tp >= d.parallel.tp:
@@ -56,7 +56,7 @@ def nvlink_domain(d: Deployment) -> Hit | None:
 
 
 @rule("requires.driver", vllm=ANY)
-def driver(d: Deployment) -> Hit | None:
+def driver(d: Proposal) -> Hit | None:
     """The NVIDIA driver is recent enough."""
     from packaging.specifiers import SpecifierSet
 
@@ -67,7 +67,7 @@ def driver(d: Deployment) -> Hit | None:
 
 
 @rule("requires.vllm", platform="any", vllm=ANY, source="the profile's `requires.vllm`")
-def vllm_version(d: Deployment) -> Hit | None:
+def vllm_version(d: Proposal) -> Hit | None:
     """The vLLM that will run it is one the profile was written for."""
     from packaging.specifiers import SpecifierSet
 
@@ -78,7 +78,7 @@ def vllm_version(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.vllm", vllm=">=0,<0.33", specialized=True, source="vllm wheels: absent before 0.33.0")
-def specialized_version(d: Deployment) -> Hit | None:
+def specialized_version(d: Proposal) -> Hit | None:
     """vLLM is new enough to have the specialized path; older ones ignore the key."""
     return Hit(f"vLLM {d.vllm} has no specialized decode", "use vLLM 0.33.0")
 
@@ -88,7 +88,7 @@ def specialized_version(d: Deployment) -> Hit | None:
     vllm=ANY,
     source="https://github.com/vllm-project/recipes/pull/964",
 )
-def checkpoint_memory(d: Deployment) -> Hit | None:
+def checkpoint_memory(d: Proposal) -> Hit | None:
     """The GPUs together hold the checkpoint."""
     gb = d.hardware.nominal_gb if d.hardware else 0
     if not gb:
@@ -107,7 +107,7 @@ def checkpoint_memory(d: Deployment) -> Hit | None:
 
 
 @rule("memory.fit", vllm=">=0.33.0,<0.34", source="k3ctl's memory plan (an estimate)")
-def memory_fit(d: Deployment) -> Hit | None:
+def memory_fit(d: Proposal) -> Hit | None:
     """Weights, buffers and at least one sequence fit into each GPU."""
     if not d.whole_k3 or not d.gpu_bytes or d.parallel.tp not in (1, 2, 4, 8, 16, 32):
         return None
@@ -129,7 +129,7 @@ def memory_fit(d: Deployment) -> Hit | None:
     )
 
 
-def _roomier(d: Deployment) -> str:
+def _roomier(d: Proposal) -> str:
     if d.parallel.tp == 16 and not d.parallel.expert_parallel:
         return "use expert parallelism (TP16 pads the experts by a third), or more GPUs"
     return "use more GPUs: TP16, or TP8 × PP2 over two nodes"

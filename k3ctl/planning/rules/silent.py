@@ -5,7 +5,7 @@ from __future__ import annotations
 from k3ctl.errors import nearest
 from k3ctl.facts.k3 import SPECIALIZED_ROWS
 from k3ctl.planning import budget
-from k3ctl.planning.deployment import Deployment
+from k3ctl.planning.proposal import Proposal
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
 from k3ctl.profiles.arguments import ADDITIONAL_CONFIG_KEYS
 
@@ -27,7 +27,7 @@ rule = _rules.rule
     platform="any",
     source="vllm: additional_config is an open mapping; keys nobody reads are accepted",
 )
-def unknown_key(d: Deployment) -> Hit | None:
+def unknown_key(d: Proposal) -> Hit | None:
     """Every key of `additional_config` is one that Kimi K3 reads."""
     extra = d.arg("additional_config", {})
     wrong = [key for key in extra if key not in ADDITIONAL_CONFIG_KEYS] if isinstance(extra, dict) else []
@@ -40,7 +40,7 @@ def unknown_key(d: Deployment) -> Hit | None:
 
 
 @rule("additional-config.value", specialized=False, source="vllm/models/kimi_k3/nvidia/kda.py, mla.py")
-def unknown_value(d: Deployment) -> Hit | None:
+def unknown_value(d: Proposal) -> Hit | None:
     """Values in `additional_config` are ones that Kimi K3 knows."""
     extra = d.arg("additional_config", {})
     if not isinstance(extra, dict):
@@ -52,7 +52,7 @@ def unknown_value(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.rows", platform="any")
-def rows(d: Deployment) -> Hit | None:
+def rows(d: Proposal) -> Hit | None:
     """A decode step holds at most 64 rows: concurrent requests × (K + 1)."""
     concurrency = min(d.workload.concurrency or d.max_num_seqs, d.max_num_seqs)
     count = budget.rows(concurrency, d.draft_tokens)
@@ -72,7 +72,7 @@ def rows(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.max-num-seqs")
-def max_num_seqs(d: Deployment) -> Hit | None:
+def max_num_seqs(d: Proposal) -> Hit | None:
     """`max_num_seqs` does not admit more requests than run specialized."""
     if d.workload.concurrency is None or budget.rows(d.max_num_seqs, d.draft_tokens) <= SPECIALIZED_ROWS:
         return None
@@ -87,7 +87,7 @@ def max_num_seqs(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.capture-sizes", source="vllm/config/vllm.py:_set_cudagraph_sizes, cudagraph_utils.py")
-def capture_sizes(d: Deployment) -> Hit | None:
+def capture_sizes(d: Proposal) -> Hit | None:
     """Every decode size up to 64 rows has a captured graph of at most 64 rows."""
     if d.graph_mode[0] != "FULL":
         return None
@@ -105,7 +105,7 @@ def capture_sizes(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.graph-downgrade", source="vllm/config/compilation.py:resolve_cudagraph_mode_and_sizes")
-def graph_downgrade(d: Deployment) -> Hit | None:
+def graph_downgrade(d: Proposal) -> Hit | None:
     """The attention backend can capture verify steps; else the graphs become PIECEWISE after the check."""
     backend = str(d.arg("attention_backend", d.arg("attention_config.backend", "")) or "").upper()
     if d.method is None or backend not in SINGLE_TOKEN_BACKENDS:
@@ -118,7 +118,7 @@ def graph_downgrade(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.dynamic-drafts")
-def dynamic_drafts(d: Deployment) -> Hit | None:
+def dynamic_drafts(d: Proposal) -> Hit | None:
     """One K for every batch size: graphs of another K hold the standard kernels."""
     key = "num_speculative_tokens_per_batch_size"
     if not (d.speculator or {}).get(key):
@@ -127,7 +127,7 @@ def dynamic_drafts(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.prefill-mixed")
-def prefill_mixed(d: Deployment) -> Hit | None:
+def prefill_mixed(d: Proposal) -> Hit | None:
     """No prefill in the same step: one prompt chunk sends all rows of its step down the standard path."""
     kind = d.arg("kv_transfer_config.kv_role")
     if d.workload.concurrency in (None, 1) or kind == "kv_consumer":

@@ -6,7 +6,7 @@ Found by reading vLLM 0.33.0; not tried on hardware.
 from __future__ import annotations
 
 from k3ctl.checks.multicast import FORBIDDING
-from k3ctl.planning.deployment import Deployment
+from k3ctl.planning.proposal import Proposal
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
 
 FP8_PREFILL_BACKENDS = ("FLASHINFER", "TRTLLM_RAGGED", "TOKENSPEED_MLA")
@@ -26,7 +26,7 @@ rule = _rules.rule
 
 
 @rule("specialized.fp8-kv", source="specialized_decode/cutedsl/mla/query.py, mla/dcp.py")
-def fp8_kv(d: Deployment) -> Hit | None:
+def fp8_kv(d: Proposal) -> Hit | None:
     """The MLA cache is plain FP8: every specialized kernel writes and reads FP8 bytes."""
     if d.fp8_kv:
         return None
@@ -46,7 +46,7 @@ def fp8_kv(d: Deployment) -> Hit | None:
     specialized=False,
     source="vllm/models/kimi_k3/nvidia/mla.py, model_executor/layers/attention/mla_attention.py",
 )
-def fp8_prefill(d: Deployment) -> Hit | None:
+def fp8_prefill(d: Proposal) -> Hit | None:
     """An FP8 cache goes with FP8 prefill queries: both attention settings, or the first prompt asserts."""
     if not d.fp8_kv or (d.capability and d.capability[0] != 10):
         return None
@@ -74,7 +74,7 @@ def fp8_prefill(d: Deployment) -> Hit | None:
     specialized=False,
     source="model_executor/layers/attention/mla_attention.py: FP8 prefill queries are SM100 only",
 )
-def fp8_hopper(d: Deployment) -> Hit | None:
+def fp8_hopper(d: Proposal) -> Hit | None:
     """No FP8 cache on Hopper: Kimi K3 asserts FP8 prefill queries, which only SM100 has."""
     if not d.fp8_kv or not d.capability or d.capability[0] == 10:
         return None
@@ -84,7 +84,7 @@ def fp8_hopper(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.moe-backend", source="specialized_decode/cutedsl/moe/experts_runtime.py:PersistentExperts")
-def moe_backend(d: Deployment) -> Hit | None:
+def moe_backend(d: Proposal) -> Hit | None:
     """The MoE backend is TRT-LLM MXFP4, whose weight layout the specialized experts read as it lies."""
     chosen = str(d.arg("moe_backend", d.arg("kernel_config.moe_backend", "auto")))
     if chosen.replace("-", "_") in TRTLLM_MOE:
@@ -93,7 +93,7 @@ def moe_backend(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.checkpoint", source="specialized_decode/cutedsl/moe/experts_runtime.py:PersistentExperts")
-def checkpoint(d: Deployment) -> Hit | None:
+def checkpoint(d: Proposal) -> Hit | None:
     """The experts are MXFP4, not NVFP4 or another quantization."""
     quantization = str(d.arg("quantization") or "")
     if "nvfp4" in d.config.model.lower() or "nvfp4" in quantization.lower():
@@ -104,7 +104,7 @@ def checkpoint(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.dp", source="specialized_decode/runtime/decode.py: the expert sharding is taken once")
-def data_parallel(d: Deployment) -> Hit | None:
+def data_parallel(d: Proposal) -> Hit | None:
     """No data parallelism: it changes the expert sharding that the path takes for granted."""
     if d.parallel.dp == 1:
         return None
@@ -116,7 +116,7 @@ def data_parallel(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.eplb", source="specialized_decode/runtime/decode.py: packed copies are made once")
-def eplb(d: Deployment) -> Hit | None:
+def eplb(d: Proposal) -> Hit | None:
     """No expert load balancing."""
     if not d.arg("enable_eplb", False):
         return None
@@ -124,7 +124,7 @@ def eplb(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.offload", source="specialized_decode/runtime/decode.py: packed copies are made once")
-def weight_offload(d: Deployment) -> Hit | None:
+def weight_offload(d: Proposal) -> Hit | None:
     """No weights offloaded to the host."""
     if float(d.arg("cpu_offload_gb", 0)) > 0:
         return Hit(f"cpu_offload_gb is {d.arg('cpu_offload_gb')}", "leave it out", {"cpu_offload_gb": 0})
@@ -134,7 +134,7 @@ def weight_offload(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.weight-update", source="specialized_decode/runtime/decode.py: packed copies are made once")
-def weight_update(d: Deployment) -> Hit | None:
+def weight_update(d: Proposal) -> Hit | None:
     """No weight updates while serving."""
     if not d.arg("weight_transfer_config"):
         return None
@@ -142,7 +142,7 @@ def weight_update(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.pcp", source="specialized_decode/runtime/decode.py")
-def prefill_context_parallel(d: Deployment) -> Hit | None:
+def prefill_context_parallel(d: Proposal) -> Hit | None:
     """No prefill context parallelism."""
     size = int(d.arg("prefill_context_parallel_size", 1))
     if size == 1:
@@ -154,7 +154,7 @@ def prefill_context_parallel(d: Deployment) -> Hit | None:
     "specialized.domain",
     source="specialized_decode/cutedsl/common/mailbox.py: peers are polled without a timeout",
 )
-def one_domain(d: Deployment) -> Hit | None:
+def one_domain(d: Proposal) -> Hit | None:
     """All tensor-parallel ranks are in one NVLink domain."""
     hardware = d.hardware
     if hardware is None or hardware.largest_tp >= d.parallel.tp or d.config.profile.requires.nvlink_domain:
@@ -166,7 +166,7 @@ def one_domain(d: Deployment) -> Hit | None:
 
 
 @rule("specialized.multicast", source="oproj/prepared.py, common/twoshot.py: `needs multicast memory`")
-def multicast(d: Deployment) -> Hit | None:
+def multicast(d: Proposal) -> Hit | None:
     """NVLink multicast works over the tensor-parallel ranks."""
     off = [f"{name}={value}" for name, value in MULTICAST_OFF.items() if d.env(name) == value]
     if off:

@@ -47,7 +47,7 @@ UNKNOWN = Workload()
 
 
 @dataclass(frozen=True)
-class Deployment:
+class Proposal:
     """One configuration, the hardware it is planned for (None: what the profile requires), the workload."""
 
     config: ResolvedConfig

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from k3ctl import files
 from k3ctl.engine.client import Client
-from k3ctl.engine.watch import Finding, Watch
+from k3ctl.engine.watch import Watch, WatchFinding
 from k3ctl.errors import EngineError
 
 START_POLL_S = 0.25
 POLL_S = 5.0
 
 
-class Probe(threading.Thread):
+class Vitals(threading.Thread):
     """Calls ``on_ready`` once and ``on_finding`` whenever there is something to tell."""
 
     def __init__(
@@ -31,12 +31,12 @@ class Probe(threading.Thread):
         run_dir: Path,
         *,
         on_ready: Callable[[], None],
-        on_finding: Callable[[Finding], None],
+        on_finding: Callable[[WatchFinding], None],
         canary_timeout_s: float,
         stall_s: float,
         idle_s: float,
     ) -> None:
-        super().__init__(name="probe", daemon=True)
+        super().__init__(name="vitals", daemon=True)
         self._client = client
         self._model = model
         self._lock = run_dir / "traffic.lock"
@@ -70,13 +70,13 @@ class Probe(threading.Thread):
                     return True
         return False
 
-    def _look(self, watch: Watch) -> Finding | None:
+    def _look(self, watch: Watch) -> WatchFinding | None:
         try:
             return watch.saw_load(self._client.load(), time.monotonic())
         except EngineError as error:
             return watch.saw_no_metrics(error.message)
 
-    def _ask(self, watch: Watch) -> Finding | None:
+    def _ask(self, watch: Watch) -> WatchFinding | None:
         if not watch.wants_canary(time.monotonic()):
             return None
         with self._undisturbed() as allowed:
