@@ -7,7 +7,7 @@ checkpoint; its totals reproduce the published 2.8T parameters, 104B active and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ class K3Config:
     def from_hf(cls, config: Mapping[str, Any]) -> K3Config:
         """Read a ``config.json``: the multimodal wrapper's ``text_config`` or a bare ``kimi_linear`` config.
 
-        Raises ``ValueError`` naming every missing field, or the field whose value this model cannot represent.
+        Raises ``ValueError`` naming every missing field, or every field whose value this model cannot represent.
         """
         text = config.get("text_config") or config
         linear = text.get("linear_attn_config") or {}
@@ -63,12 +63,8 @@ class K3Config:
         ]
         if missing:
             raise ValueError(f"not a Kimi K3 text config: missing {', '.join(missing)}")
-        if text.get("moe_layer_freq", 1) != 1:
-            raise ValueError(f"moe_layer_freq must be 1, got {text['moe_layer_freq']}")
-        if text.get("moe_router_activation_func", "sigmoid") != "sigmoid":
-            raise ValueError(f"router activation must be sigmoid, got {text['moe_router_activation_func']}")
-        if text.get("hidden_act", "situ") != "situ":
-            raise ValueError(f"hidden_act must be situ, got {text['hidden_act']}")
+        if other := [*_other(text, _FIXED), *_other(linear, _FIXED_LINEAR, "linear_attn_config.")]:
+            raise ValueError(f"a variant of Kimi K3 that this model cannot represent: {', '.join(other)}")
         return cls(
             vocab_size=text["vocab_size"],
             hidden_size=text["hidden_size"],
@@ -209,7 +205,28 @@ _REQUIRED = [
     "activation_situ_beta",
     "activation_situ_linear_beta",
 ]
+_FIXED = {
+    "moe_layer_freq": 1,
+    "moe_router_activation_func": "sigmoid",
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "hidden_act": "situ",
+    "mla_use_nope": True,
+    "mla_use_output_gate": True,
+    "latent_moe_use_norm": True,
+    "tie_word_embeddings": False,
+    "logit_scale": 1.0,
+}
+"""What vLLM 0.33.0 reads and K3 has one value of; a config may leave it out."""
+_FIXED_LINEAR = {"use_full_rank_gate": True}
 _REQUIRED_LINEAR = ("kda_layers", "num_heads", "head_dim", "short_conv_kernel_size")
+
+
+def _other(config: Mapping[str, Any], fixed: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Fields that say something else than ``fixed``."""
+    for name, value in fixed.items():
+        if config.get(name) is not None and config[name] != value:
+            yield f"{prefix}{name} must be {value}, got {config[name]}"
 
 
 def _interleaved_kda(num_layers: int, *, last_is_mla: bool) -> frozenset[int]:

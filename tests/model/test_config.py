@@ -80,9 +80,28 @@ def test_every_missing_field_is_named_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("moe_layer_freq", 2), ("moe_router_activation_func", "softmax"), ("hidden_act", "silu")],
+    [
+        ("moe_layer_freq", 2),
+        ("moe_router_activation_func", "softmax"),
+        ("hidden_act", "silu"),
+        ("mla_use_nope", False),
+        ("mla_use_output_gate", False),
+        ("latent_moe_use_norm", False),
+        ("num_expert_group", 4),
+        ("tie_word_embeddings", True),
+        ("logit_scale", 0.5),
+    ],
 )
 def test_a_variant_the_model_cannot_represent_is_refused(field: str, value: object) -> None:
     hf = TINY.to_hf()["text_config"] | {field: value}
-    with pytest.raises(ValueError, match=str(value)):
+    with pytest.raises(ValueError, match=f"{field} must be .*, got {value}"):
+        K3Config.from_hf(hf)
+
+
+def test_every_field_that_cannot_be_represented_is_named_at_once() -> None:
+    hf = TINY.to_hf()["text_config"] | {"hidden_act": "silu"}
+    hf["linear_attn_config"] = hf["linear_attn_config"] | {"use_full_rank_gate": False}
+    with pytest.raises(
+        ValueError, match=r"hidden_act must .*linear_attn_config\.use_full_rank_gate must be True"
+    ):
         K3Config.from_hf(hf)
