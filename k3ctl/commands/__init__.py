@@ -6,6 +6,7 @@ VERBS = (
     "profiles",
     "serve",
     "verify",
+    "canary",
     "bench",
     "monitor",
     "triage",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Event as Flag
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from textual import on
 from textual.app import App
@@ -15,6 +15,7 @@ from textual.worker import get_current_worker
 
 from k3ctl.deployment import Deployment
 from k3ctl.feeds.sources import Feed
+from k3ctl.output import printable
 from k3ctl.telemetry import rules
 from k3ctl.telemetry.events import Event
 from k3ctl.telemetry.reducer import State, reduce_all
@@ -55,6 +56,7 @@ class MonitorApp(App[None]):
         Binding("shift+tab", "step(-1)", "Previous screen", show=False, priority=True),
         Binding("question_mark", "help", "Help", key_display="?"),
         Binding("a", "show('log')", "Alerts"),
+        Binding("c", "canary", "Canary", show=False),
         Binding("t", "theme", "Theme"),
         Binding("space", "pause", "Pause", show=False),
         Binding("left", "seek(-10)", "Back 10 s", show=False),
@@ -176,6 +178,30 @@ class MonitorApp(App[None]):
         here = names.index(self.theme) if self.theme in names else -1
         self.theme = names[(here + 1) % len(names)]
         self.call_after_refresh(self.redraw)
+
+    def action_canary(self) -> None:
+        """Send the canary's ten prompts to every server that answers: the one thing here that asks the model."""
+        urls = [server.source for server in self.view.servers if server.state == "up"]
+        if self.player is not None or not urls:
+            self.notify("no server to ask", title="canary", severity="warning")
+            return
+        self.notify(f"ten prompts to {', '.join(urls)}", title="canary")
+        for url in urls:
+            self.run_worker(partial(self._canary, url), thread=True, group="canary", exit_on_error=False)
+
+    def _canary(self, url: str) -> None:
+        """The canary's thread."""
+        from k3ctl.canary import send
+
+        verdict, statement = send.to(url)
+        severity: Literal["information", "error"] = (
+            "information" if verdict in {"healthy", "unknown"} else "error"
+        )
+        text = f"{url}: {verdict} — {statement}"
+        tell = partial(
+            self.notify, printable(text), title="canary", severity=severity, timeout=60, markup=False
+        )
+        self.call_from_thread(tell)
 
     def action_pause(self) -> None:
         """Stop or resume a replay."""

@@ -17,7 +17,7 @@ from k3ctl.tui.app import MonitorApp
 from k3ctl.tui.screens.help import HelpScreen
 from k3ctl.tui.theme import THEMES
 from k3ctl.tui.widgets.frame import TABS
-from tests.telemetry.feeding import URL, page
+from tests.telemetry.feeding import URL, page, read
 from tests.tui.scenarios import DEPLOYMENT, END, healthy
 from tests.tui.test_screens import texts_of
 
@@ -179,3 +179,29 @@ async def test_a_replay_shows_its_position() -> None:
     player.seek(100)
     shown = await texts_of(app, ["overview"])
     assert "▶ replay 1:40 / 5:40  10×" in shown[0]
+
+
+async def test_c_asks_the_servers_and_tells_what_the_canary_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def to(url: str) -> tuple[str, str]:
+        asked.append(url)
+        return "corrupt", "3 of 10 answers are no text"
+
+    monkeypatch.setattr("k3ctl.canary.send.to", to)
+    app = MonitorApp([], state=reduce_all([read(1.0, generation_tokens_total=5)]), clock=lambda: 2.0)
+    async with app.run_test() as pilot:
+        await pilot.press("c")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        told = " ".join(notification.message for notification in app._notifications)
+    assert asked == [URL] and "3 of 10 answers are no text" in told
+
+
+async def test_c_with_no_server_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("k3ctl.canary.send.to", lambda url: pytest.fail(f"asked {url}"))
+    app = MonitorApp([], clock=lambda: 2.0)
+    async with app.run_test() as pilot:
+        await pilot.press("c")
+        await pilot.pause()
+        assert any("no server" in notification.message for notification in app._notifications)

@@ -48,6 +48,9 @@ MasterPortOption = Annotated[
 VerifyOption = Annotated[
     bool, typer.Option("--verify/--no-verify", help="Prove the decode path once the server is ready.")
 ]
+CanaryOption = Annotated[
+    bool, typer.Option("--canary", help="Send `k3ctl canary`'s ten prompts once the server is ready.")
+]
 ChecksOption = Annotated[
     bool,
     typer.Option(
@@ -79,6 +82,7 @@ def serve(
     master_addr: MasterOption = None,
     master_port: MasterPortOption = 29501,
     verify: VerifyOption = True,
+    canary: CanaryOption = False,
     skip_checks: ChecksOption = False,
 ) -> CommandResult:
     """Start the engine of a profile and stay in the foreground until it is stopped.
@@ -112,6 +116,8 @@ def serve(
         tell.line(f"{where} `{run.served_model_name}` at {run.url}/v1")
         if verify and run.node_rank == 0:
             session.verify(run, tell, engine.api_key)
+        if canary and run.node_rank == 0:
+            session.canary(run, tell, engine.api_key)
         if detach:
             engine.detach()
             return session.result(run, warnings, session.after_detach(run))

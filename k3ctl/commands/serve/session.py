@@ -136,6 +136,22 @@ def verify(run: Run, tell: Narrator, api_key: str | None = None) -> None:
         tell.line(f"hint: {verdict.remedy}")
 
 
+def canary(run: Run, tell: Narrator, api_key: str | None) -> None:
+    """Tell whether ten fixed prompts are answered sensibly; a server that answers badly goes on serving."""
+    from k3ctl.canary import send
+    from k3ctl.server.client import Client
+
+    client = Client(run.url, api_key=api_key)
+    try:
+        report = send.run(client, run.served_model_name)
+    finally:
+        client.close()
+    tell.line(f"canary: {report.verdict} — {report.statement}")
+    for found in report.results:
+        for fault, detail in found.faults:
+            tell.line(f"  {found.prompt.id}: {fault}: {detail}")
+
+
 def stay(engine: RunningEngine, tell: Narrator, warnings: list[str]) -> CommandResult:
     """Wait for the end of the engine, telling what the watch finds."""
     from k3ctl.engine.launch import failure

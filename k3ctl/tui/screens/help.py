@@ -15,6 +15,7 @@ HELP = """\
   1 … 6, tab, shift+tab   screens          ?       this help
   a                       alerts (Log)     t       next theme
   q                       quit             ctrl+p  command palette
+  c                       canary: ten prompts to the server, judged for floods, loops, wrong answers
   Replay: space pause · ← → 10 s · shift+← → 1 min · home end · + - speed
 
 [b]Figures[/b]
