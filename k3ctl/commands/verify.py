@@ -59,7 +59,7 @@ def verify(
 
     key = which.api_key(os.environ)
     if trace:
-        return traced(check.profile(check.target(url, run), tokens=tokens, api_key=key))
+        return traced(check.take_traces(check.target(url, run), tokens=tokens, api_key=key))
     if require not in REQUIREMENTS:
         raise UsageError(f"`--require {require}` is not one of {', '.join(REQUIREMENTS)}")
     target = check.target(url, run)
@@ -106,7 +106,7 @@ def traced(files: Sequence[Path]) -> CommandResult:
             "verdict": verdict,
             "files": [str(file) for file in files],
             "ranks": [trace.as_data(report) for report in reports],
-            "published": trace.PUBLISHED,
+            "published": trace.published(),
         },
         blocks=[lines, *_trace_tables(shown)],
         exit_code=ExitCode.OK if verdict == "proved" else ExitCode.FAILED,

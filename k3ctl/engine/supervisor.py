@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k3ctl.engine import evidence, logs, procs, rundir
+from k3ctl.engine import logs, procs, rundir, stacks
 from k3ctl.engine.client import Client
 from k3ctl.engine.peers import Group, Peers
 from k3ctl.engine.pump import LogPump
@@ -171,7 +171,7 @@ class Supervisor:
         if finding.evidence:
             besides = {self._run.session, os.getpid()}
             members = self._territory.members(besides)
-            files = evidence.save(self._path, members, self._orders.argv[0], finding.kind)
+            files = stacks.save(self._path, members, self._orders.argv[0], finding.kind)
         with contextlib.suppress(OSError, K3Error):
             rundir.add_finding(self._path, finding.kind, finding.text, files)
 

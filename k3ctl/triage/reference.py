@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from k3ctl.triage.rules import Rule, all_rules
+from k3ctl.triage.rules import TriageRule, all_rules
 
 _HEAD = """\
 # Triage rules
@@ -30,7 +30,7 @@ def markdown() -> str:
     return _HEAD + table + "\n\n" + "\n".join(_section(rule) for rule in rules)
 
 
-def _section(rule: Rule) -> str:
+def _section(rule: TriageRule) -> str:
     lines = [
         f"## {rule.id}",
         "",

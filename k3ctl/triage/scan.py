@@ -25,7 +25,7 @@ from k3ctl.triage.facts import Facts, holds
 from k3ctl.triage.patterns import compiled, literals
 from k3ctl.triage.reader import Reader
 from k3ctl.triage.records import Record, continues, parse, raised
-from k3ctl.triage.rules import Rule, all_rules
+from k3ctl.triage.rules import TriageRule, all_rules
 from k3ctl.triage.story import Incident, ordered
 
 CONTEXT_LINES = 60
@@ -81,14 +81,14 @@ class RuleIndex:
     def __init__(self) -> None:
         self.by_id = {rule.id: rule for rule in all_rules()}
         self.withins = {rule.id: compiled(rule.within) for rule in all_rules() if rule.within}
-        candidates: dict[str, list[tuple[int, int, Rule, re.Pattern[str]]]] = {}
+        candidates: dict[str, list[tuple[int, int, TriageRule, re.Pattern[str]]]] = {}
         for at, rule in enumerate(all_rules()):
             for turn, pattern in enumerate(rule.patterns):
                 for literal in literals(pattern):
                     candidates.setdefault(literal, []).append((at, turn, rule, compiled(pattern)))
         self._candidates = list(candidates.items())
 
-    def hits(self, text: str) -> Iterable[tuple[Rule, re.Match[str]]]:
+    def hits(self, text: str) -> Iterable[tuple[TriageRule, re.Match[str]]]:
         """Rules that know the line, in order."""
         found = [candidate for literal, group in self._candidates if literal in text for candidate in group]
         found.sort(key=lambda candidate: candidate[:2])
@@ -221,7 +221,7 @@ class Scanner:
         else:
             self._below.pop(key, None)
 
-    def _note(self, key: str, rule: Rule, record: Record) -> Incident:
+    def _note(self, key: str, rule: TriageRule, record: Record) -> Incident:
         incident = self._incident(key, rule, record)
         incident.last = record
         incident.count += record.repeats
@@ -230,7 +230,7 @@ class Scanner:
             incident.evidence.append(text)
         return incident
 
-    def _incident(self, key: str, rule: Rule, record: Record) -> Incident:
+    def _incident(self, key: str, rule: TriageRule, record: Record) -> Incident:
         incident = self._incidents.setdefault(key, Incident(rule, record, record))
         if len(incident.who) < MAX_WHO:
             if record.who or record.source:
@@ -323,7 +323,7 @@ def marks() -> tuple[str, ...]:
     return tuple(dict.fromkeys(wanted))
 
 
-def expired(report: Report, today: date) -> list[Rule]:
+def expired(report: Report, today: date) -> list[TriageRule]:
     """Rules behind the report's incidents that have to be looked at again."""
     return [incident.rule for incident in report.incidents if incident.rule.expired(today)]
 

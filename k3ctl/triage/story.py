@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from k3ctl.triage.records import Record
-from k3ctl.triage.rules import Rule, Severity
+from k3ctl.triage.rules import Severity, TriageRule
 
 KNOWN_SLACK_S = 10.0
 """An error that a rule explains wins over an unexplained one that was logged this little earlier: ranks race."""
@@ -21,7 +21,7 @@ _DEPTHS = ("Worker", "EngineCore", "APIServer")
 class Incident:
     """One thing that happened, however many ranks and lines report it."""
 
-    rule: Rule
+    rule: TriageRule
     first: Record
     last: Record
     count: int = 0

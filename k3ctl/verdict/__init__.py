@@ -1,1 +1,1 @@
-"""Is the specialized decode path really running? Evidence is gathered by ``probe``, judged by ``judge`` (pure)."""
+"""Is the specialized decode path really running? Evidence is gathered by ``drives``, judged by ``judge`` (pure)."""

@@ -15,9 +15,8 @@ from k3ctl.errors import UsageError
 from k3ctl.facts import published
 from k3ctl.server import models, which
 from k3ctl.server.client import Client
-from k3ctl.verdict import probe
-from k3ctl.verdict import profile as profiler
-from k3ctl.verdict.evidence import Evidence
+from k3ctl.verdict import drives, profiler
+from k3ctl.verdict.evidence import DriveEvidence
 from k3ctl.verdict.judge import Drive, Verdict, judge
 
 
@@ -51,9 +50,9 @@ def check(server: Target, *, rows: int = 4, tokens: int = 48, api_key: str | Non
     client = Client(server.url, api_key=api_key)
     with _undisturbed(server):
         model = models.served(client)
-        probe.warm_up(client, model)
-        phases = [probe.drive(client, model, 1, tokens), probe.drive(client, model, rows, tokens)]
-    return judge(Evidence(phases, server.deployment.requested, published_step_ms(server.deployment)))
+        drives.warm_up(client, model)
+        phases = [drives.drive(client, model, 1, tokens), drives.drive(client, model, rows, tokens)]
+    return judge(DriveEvidence(phases, server.deployment.requested, published_step_ms(server.deployment)))
 
 
 def published_step_ms(of: Deployment) -> float | None:
@@ -72,7 +71,7 @@ def published_step_ms(of: Deployment) -> float | None:
     return 1000 / rows[0].value if rows else None
 
 
-def profile(server: Target, *, tokens: int = 48, api_key: str | None = None) -> list[Path]:
+def take_traces(server: Target, *, tokens: int = 48, api_key: str | None = None) -> list[Path]:
     """Take a bounded profiler window of a local run; the traces stay where the server wrote them.
 
     Raises:
@@ -88,7 +87,7 @@ def profile(server: Target, *, tokens: int = 48, api_key: str | None = None) -> 
     client = Client(server.url, api_key=api_key)
     with _undisturbed(server):
         model = models.served(client)
-        probe.warm_up(client, model)
+        drives.warm_up(client, model)
         return profiler.take(client, model, out, tokens)
 
 

@@ -65,7 +65,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class DriveEvidence:
     """What was seen. ``requested``: the launch asked for the specialized path (None: not known).
 
     ``anchor_step_ms``: published batch-1 step time of this configuration, if there is one.
@@ -85,7 +85,7 @@ class Flaw:
     remedy: str = "run verify again"
 
 
-def flaw(evidence: Evidence) -> Flaw | None:
+def flaw(evidence: DriveEvidence) -> Flaw | None:
     """The first reason not to believe the counters of these drives; None when they may be believed."""
     for rule in RULES:
         for phase in evidence.phases:
@@ -94,7 +94,7 @@ def flaw(evidence: Evidence) -> Flaw | None:
     return _one_deployment(evidence) or _asked(evidence)
 
 
-def doubts(evidence: Evidence) -> Iterator[str]:
+def doubts(evidence: DriveEvidence) -> Iterator[str]:
     """What could not be checked, one sentence each; any of them rules a proof out."""
     pages = [page for phase in evidence.phases for page in (*phase.before, *phase.after)]
     yield from dict.fromkeys(
@@ -114,7 +114,7 @@ def doubts(evidence: Evidence) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Rule:
+class EvidenceRule:
     """``broken`` answers None, or what is wrong with a drive."""
 
     name: str
@@ -234,21 +234,22 @@ def _accounted(phase: Phase) -> str | None:
     return None
 
 
-RULES: Sequence[Rule] = (
-    Rule("alone", foreign, "run verify while the server is idle"),
-    Rule("every worker", _ranks, "compare the engine logs of the ranks; run verify again"),
-    Rule("same workers", _same_workers, "run verify again"),
-    Rule("sound counters", _sound, "is the witness of this server's build? see its log for `k3 runtime` warnings"),
-    Rule("decodes only", _specialized_are_decodes, "report it, with the server's `/k3/witness`"),
-    Rule("ranks agree", _agree, "compare the engine logs of the ranks"),
-    Rule(
-        "tokens accounted", _accounted, "is the witness of this server's build? see its log for `k3 runtime` warnings"
+_WITNESS_REMEDY = "is the witness of this server's build? see its log for `k3 runtime` warnings"
+RULES: Sequence[EvidenceRule] = (
+    EvidenceRule("alone", foreign, "run verify while the server is idle"),
+    EvidenceRule("every worker", _ranks, "compare the engine logs of the ranks; run verify again"),
+    EvidenceRule("same workers", _same_workers, "run verify again"),
+    EvidenceRule("sound counters", _sound, _WITNESS_REMEDY),
+    EvidenceRule("decodes only", _specialized_are_decodes, "report it, with the server's `/k3/witness`"),
+    EvidenceRule("ranks agree", _agree, "compare the engine logs of the ranks"),
+    EvidenceRule(
+        "tokens accounted", _accounted, _WITNESS_REMEDY
     ),
 )  # fmt: skip
 """In this order: later ones rely on earlier ones."""
 
 
-def _one_deployment(evidence: Evidence) -> Flaw | None:
+def _one_deployment(evidence: DriveEvidence) -> Flaw | None:
     """All drives were answered by the same workers of the same deployment."""
     seen = [sorted(map(_worker, phase.after)) for phase in evidence.phases]
     if any(workers != seen[0] for workers in seen):
@@ -262,7 +263,7 @@ def _one_deployment(evidence: Evidence) -> Flaw | None:
     return None
 
 
-def _asked(evidence: Evidence) -> Flaw | None:
+def _asked(evidence: DriveEvidence) -> Flaw | None:
     """Specialized steps of a deployment that did not ask for them, or was refused, were not counted by us."""
     if not any(key.path == SPECIALIZED for phase in evidence.phases for key in phase.steps()):
         return None

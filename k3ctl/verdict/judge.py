@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from k3ctl.server.witness import Counts, StepCount, StepKey, WorkerPage
-from k3ctl.verdict.evidence import SPECIALIZED, STANDARD, Evidence, Phase, doubts, flaw, foreign
+from k3ctl.verdict.evidence import SPECIALIZED, STANDARD, DriveEvidence, Phase, doubts, flaw, foreign
 
 PROVED_SHARE = 0.95
 """Share of a drive's decode steps that must be specialized."""
@@ -91,7 +91,7 @@ REMEDIES: Mapping[str, str] = {
 }
 
 
-def judge(evidence: Evidence) -> Verdict:
+def judge(evidence: DriveEvidence) -> Verdict:
     """The verdict on a server: every drive is graded by itself, and the worst of them is the answer."""
     drives = tuple(_drive(phase) for phase in evidence.phases)
     if not evidence.phases:
@@ -184,7 +184,7 @@ def _own(key: StepKey) -> bool:
     return key.path == SPECIALIZED and bool(key.slots) and key.slots not in NO_SLOTS
 
 
-def _without_counters(evidence: Evidence, drives: Sequence[Drive]) -> Verdict:
+def _without_counters(evidence: DriveEvidence, drives: Sequence[Drive]) -> Verdict:
     """At best *consistent*: asked for, alone, and about as fast at batch 1 as published for the same deployment."""
     missing = "the server exports no witness counters"
     if evidence.requested is False:
@@ -207,7 +207,7 @@ def _without_counters(evidence: Evidence, drives: Sequence[Drive]) -> Verdict:
     )
 
 
-def _token_ms(evidence: Evidence) -> float | None:
+def _token_ms(evidence: DriveEvidence) -> float | None:
     """Time of a token at batch 1, its prompt included; None where it says nothing."""
     first = next((phase for phase in evidence.phases if phase.rows == 1), None)
     if first is None or first.generated < MIN_TIMED_TOKENS or not 0 < first.seconds < math.inf:

@@ -16,16 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from k3ctl.facts import published as facts
+from k3ctl.facts.k3 import K3
 from k3ctl.verdict.kernels import EXPERTS, KDA, O_PROJECTION, Kernel, classify, has
 from k3ctl.verdict.layers import LayerKind, layers
 
-LAYERS = 93
-MLA_LAYERS = frozenset(i for i in range(LAYERS) if i % 4 == 3) | {LAYERS - 1}
-KDA_LAYERS = LAYERS - len(MLA_LAYERS)
+LAYERS, MLA_LAYERS, KDA_LAYERS = K3.layers, frozenset(K3.mla_layers), K3.kda_layers
 STEP = "".join("M" if i in MLA_LAYERS else "K" for i in range(LAYERS))
 """Sentinels of one specialized step of Kimi K3 in time order: 69 times K, 24 times M. Only its end reads ``MM``."""
-PUBLISHED = {"kernels_per_layer": (23, 13), "us_per_layer": (130.0, 69.0)}
-"""Stock and specialized KDA + MoE layer, TP16, batch 8, GB300 (vLLM's engineering post on K3 decode, 2026)."""
 
 KDA_SENTINEL = ("KdaSplit",)
 MLA_SENTINELS = ("MlaValue", "DcpValue")
@@ -130,9 +128,15 @@ def statement(reports: Sequence[TraceReport]) -> str:
     return f"{grade} — {_why(grade, reports)}"
 
 
+def published() -> dict[str, tuple[float, float]]:
+    """Standard and specialized KDA + MoE layer, TP16, batch 8, GB300: kernels, and µs."""
+    layer, paths = facts.layer(), ("standard", "specialized")
+    kernels, us = (tuple(found[path] for path in paths) for found in (layer.kernels, layer.us))
+    return {"kernels_per_layer": (kernels[0], kernels[1]), "us_per_layer": (us[0], us[1])}
+
+
 def _why(grade: str, reports: Sequence[TraceReport]) -> str:
-    stock, fast = PUBLISHED["kernels_per_layer"]
-    stock_us, fast_us = PUBLISHED["us_per_layer"]
+    (stock, fast), (stock_us, fast_us) = published().values()
     if grade == "unknown":
         return _doubt(reports)
     if grade == "proved":

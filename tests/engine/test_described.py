@@ -24,8 +24,7 @@ from k3ctl.profiles.overrides import parse_set
 from k3ctl.profiles.resolve import resolve
 from k3ctl.telemetry.reducer import State
 from k3ctl.telemetry.view import build
-from k3ctl.verdict import check
-from k3ctl.verdict import profile as profiler
+from k3ctl.verdict import check, profiler
 from tests.loadtest import results
 
 GB300 = {"extends": "gb300-tp16"}
@@ -80,7 +79,7 @@ def test_bench_loads_what_was_started(changed_since: Run) -> None:
 
 def test_verify_asks_for_what_was_requested(changed_since: Run) -> None:
     assert (
-        check.target(changed_since.url, None).requested is None
+        check.target(changed_since.url, None).deployment.requested is None
     )  # it is not live: nobody of ours is behind it
     specialized = run_of(resolve(loader.load("gb300-tp16")), GPUS)
     assert check.deployment.of_run(changed_since).requested is False
@@ -125,7 +124,7 @@ def test_the_server_that_serve_started_is_described_end_to_end(
         assert found is not None and found.id == engine.id
         assert (to.deployment.num_speculative_tokens, to.deployment.gpu) == (3, "none (CPU)")
         assert watch.deployment(None, watch.runs([], None)) == to.deployment
-        assert check.target(engine.url, None).requested is True
+        assert check.target(engine.url, None).deployment.requested is True
         assert cli.main(["monitor", "--once", "--no-gpus", "--interval", "0.2", "--run", engine.id]) == 0
     assert capsys.readouterr().out
     assert rundir.read(engine.run_dir).state == "stopped"

@@ -12,7 +12,7 @@ import pytest
 from engine_helpers import NOTHING, tiny, until
 
 from k3ctl import cli
-from k3ctl.engine import evidence, launch, logs
+from k3ctl.engine import launch, logs, stacks
 from k3ctl.engine.logs import LogFollower
 from k3ctl.engine.pump import LogPump
 from k3ctl.triage import scan
@@ -112,7 +112,7 @@ def test_the_tail_crosses_the_border_of_parts(log, out, tmp_path):
     tail = logs.tail(log, 600).decode().splitlines()
     assert len(logs.parts(log)) == 2
     assert [line.split()[1] for line in tail[1:]] == ["0006", "0007", "0008", "0009", "0010", "0011"]
-    (saved,) = evidence.save(tmp_path, [], "python", "stalled")
+    (saved,) = stacks.save(tmp_path, [], "python", "stalled")
     assert Path(saved).read_text().splitlines()[-1].startswith("line 0011")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from k3ctl.server.witness import StepCount, StepKey, WorkerPage
-from k3ctl.verdict.evidence import Evidence, Phase
+from k3ctl.verdict.evidence import DriveEvidence, Phase
 
 SPECIALIZED = StepKey("specialized", "decode", "full", "")
 PREFILL = StepKey("standard", "prefill", "eager", "prefill-in-batch")
@@ -83,11 +83,11 @@ def phase(
     )  # fmt: skip
 
 
-def evidence(*phases: Phase, requested: bool | None = True) -> Evidence:
-    return Evidence(phases, requested)
+def evidence(*phases: Phase, requested: bool | None = True) -> DriveEvidence:
+    return DriveEvidence(phases, requested)
 
 
-def good(*, ranks: int = 2, rows: int = 4, tokens: int = 48, query: int = 1, **about: Any) -> Evidence:
+def good(*, ranks: int = 2, rows: int = 4, tokens: int = 48, query: int = 1, **about: Any) -> DriveEvidence:
     """What a server on the specialized path leaves behind: a drive at batch 1, then one at ``rows``."""
     first = drive(1, tokens, query=query)
     second = drive(rows, tokens, query=query)

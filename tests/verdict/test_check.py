@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from k3ctl.deployment import Deployment
-from k3ctl.verdict import check, probe
-from k3ctl.verdict import profile as profiler
+from k3ctl.verdict import check, drives, profiler
 
 RUN = check.Target("http://127.0.0.1:1", "a-run")
 
@@ -21,7 +20,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(check.rundir, "find", lambda _: SimpleNamespace(dir=tmp_path))
     monkeypatch.setattr(check.deployment, "of_run", lambda _: Deployment(traces="/t"))
     monkeypatch.setattr(check.models, "served", lambda _: "m")
-    monkeypatch.setattr(probe, "warm_up", lambda *_: None)
+    monkeypatch.setattr(drives, "warm_up", lambda *_: None)
     monkeypatch.setattr(check, "judge", lambda evidence: evidence)
     return tmp_path
 
@@ -38,7 +37,7 @@ def canary_allowed(run_dir: Path) -> bool:
 
 def test_no_canary_request_falls_into_a_drive(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    monkeypatch.setattr(probe, "drive", lambda *_: seen.append(canary_allowed(run_dir)))
+    monkeypatch.setattr(drives, "drive", lambda *_: seen.append(canary_allowed(run_dir)))
     check.check(RUN)
     assert seen == [False, False]
     assert canary_allowed(run_dir)
@@ -54,7 +53,7 @@ def test_no_canary_request_falls_into_a_profiler_window(
         return []
 
     monkeypatch.setattr(profiler, "take", take)
-    check.profile(RUN)
+    check.take_traces(RUN)
     assert seen == [False]
 
 
@@ -71,6 +70,6 @@ def test_the_servers_key_is_taken_from_the_environment(trace: bool, monkeypatch:
 
     monkeypatch.setenv("VLLM_API_KEY", "a-key")
     monkeypatch.setattr(check, "check", stop)
-    monkeypatch.setattr(check, "profile", stop)
+    monkeypatch.setattr(check, "take_traces", stop)
     with pytest.raises(Stopped):
         verify.verify(url="http://127.0.0.1:1", trace=trace)

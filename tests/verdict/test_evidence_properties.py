@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from k3ctl.server.witness import StepCount, StepKey, WorkerPage
-from k3ctl.verdict.evidence import Evidence, Phase
+from k3ctl.verdict.evidence import DriveEvidence, Phase
 from k3ctl.verdict.judge import PROVED_SHARE, Grade, judge
 from tests.verdict.served import (
     MIXED,
@@ -92,7 +92,7 @@ PHASE: dict[str, st.SearchStrategy[Change]] = {
 def test_every_field_of_evidence_has_its_mutations() -> None:
     assert set(PAGE) == {field.name for field in fields(WorkerPage)}
     assert set(PHASE) == {field.name for field in fields(Phase)}
-    assert {field.name for field in fields(Evidence)} == {"phases", "requested", "anchor_step_ms"}
+    assert {field.name for field in fields(DriveEvidence)} == {"phases", "requested", "anchor_step_ms"}
     assert {field.name for field in fields(StepKey)} == {"path", "kind", "mode", "reason", "slots"}
 
 
@@ -113,7 +113,7 @@ page_changes = st.builds(
 phase_changes = st.one_of(list(PHASE.values()))
 
 
-def mutated(seen: Evidence, index: int, change: Change) -> Evidence:
+def mutated(seen: DriveEvidence, index: int, change: Change) -> DriveEvidence:
     """The evidence with one drive changed; unchanged where the change changes nothing."""
     return in_drive(seen, index, lambda p: change(p) or p)
 
@@ -127,7 +127,7 @@ def test_a_change_of_any_one_fact_ends_a_proof(index: int, change: Change, query
         assert judge(changed).grade is not Grade.PROVED
 
 
-def in_order(seen: Evidence) -> Evidence:
+def in_order(seen: DriveEvidence) -> DriveEvidence:
     def sort(p: Phase) -> Phase:
         return replace(
             p,
@@ -147,7 +147,7 @@ BASES += [in_drive(good(), i, lambda p: moved(p, SPECIALIZED, OVER)) for i in (0
 
 @RUNS
 @given(st.sampled_from(BASES), st.integers(0, 1), page_changes | phase_changes)
-def test_no_single_change_raises_a_grade(seen: Evidence, index: int, change: Change) -> None:
+def test_no_single_change_raises_a_grade(seen: DriveEvidence, index: int, change: Change) -> None:
     """Of good evidence, and of evidence that is already flawed in another place."""
     first = judge(seen)
     changed = mutated(seen, index, change)

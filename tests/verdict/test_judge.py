@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from k3ctl.server.witness import StepCount, StepKey, WorkerPage
-from k3ctl.verdict.evidence import RULES, Evidence, Phase, flaw
+from k3ctl.verdict.evidence import RULES, DriveEvidence, Phase, flaw
 from k3ctl.verdict.judge import REMEDIES, Grade, judge
 from tests.verdict.served import (
     MIXED,
@@ -34,7 +34,7 @@ def standard(reason: str, kind: str = "decode") -> StepKey:
     return StepKey("standard", kind, "full", reason)
 
 
-def in_drive(seen: Evidence, index: int, change: Callable[[Phase], Phase]) -> Evidence:
+def in_drive(seen: DriveEvidence, index: int, change: Callable[[Phase], Phase]) -> DriveEvidence:
     return replace(seen, phases=tuple(change(p) if i == index else p for i, p in enumerate(seen.phases)))
 
 
@@ -329,4 +329,4 @@ def test_without_counters_a_launch_that_did_not_ask_is_not_engaged() -> None:
 
 def test_without_any_evidence_the_answer_is_unknown() -> None:
     assert judge(evidence(BLIND)).grade is Grade.UNKNOWN
-    assert judge(Evidence(())).grade is Grade.UNKNOWN
+    assert judge(DriveEvidence(())).grade is Grade.UNKNOWN

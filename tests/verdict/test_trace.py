@@ -238,8 +238,8 @@ def test_the_command_judges_a_saved_trace(tmp_path: Path) -> None:
 
 def test_a_trace_window_needs_a_server_started_with_a_profiler() -> None:
     from k3ctl import deployment
-    from k3ctl.verdict import profile
+    from k3ctl.verdict import profiler
 
     with pytest.raises(UsageError, match="without a profiler"):
-        profile.directory(deployment.UNKNOWN)
-    assert profile.directory(deployment.Deployment(traces="/t")) == Path("/t")
+        profiler.directory(deployment.UNKNOWN)
+    assert profiler.directory(deployment.Deployment(traces="/t")) == Path("/t")

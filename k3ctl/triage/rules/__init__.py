@@ -23,7 +23,7 @@ report   says only that something else failed; never the first cause while there
 
 
 @dataclass(frozen=True)
-class Rule:
+class TriageRule:
     """One known incident. ``{names}`` in the texts are filled from the patterns' named groups."""
 
     id: str
@@ -58,7 +58,7 @@ class Rule:
         return today > self.expires
 
 
-def all_rules() -> tuple[Rule, ...]:
+def all_rules() -> tuple[TriageRule, ...]:
     """Every rule; earlier ones win over later ones on the same line."""
     from k3ctl.triage.rules import (
         decode,

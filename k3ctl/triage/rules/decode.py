@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _SOURCE = "vLLM 0.33.0, models/kimi_k3/nvidia/specialized_decode/runtime/__init__.py"
 _CHECKED = date(2026, 9, 22)
@@ -72,7 +72,7 @@ REFUSALS: tuple[tuple[int, str, str, str], ...] = (
 
 RULES = (
     *(
-        Rule(
+        TriageRule(
             id=f"specialized-refused-{number}",
             title=f"specialized decode refused: {meaning}",
             cause=f"vLLM checks 18 conditions when it builds the model and stops at the first that "
@@ -86,7 +86,7 @@ RULES = (
         )
         for number, text, meaning, action in REFUSALS
     ),
-    Rule(
+    TriageRule(
         id="v1-runner-forced",
         title="the V1 model runner was forced, and DSpark needs V2",
         cause="VLLM_USE_V2_MODEL_RUNNER=0 is set, often by a site profile",
@@ -97,7 +97,7 @@ RULES = (
         patterns=(r"Model Runner V1 does not support: (?P<what>.+)",),
         vllm=_V33,
     ),
-    Rule(
+    TriageRule(
         id="graph-downgrade",
         title="CUDA graphs were downgraded to {mode}: specialized decode is off",
         cause="{backend} supports no full graph here, so vLLM changed cudagraph_mode for the whole "
@@ -118,7 +118,7 @@ RULES = (
         instead=((("standard-decode",), "graph-downgrade-standard"),),
         unlike="`specialized-refused-12`: refused at once; here it was accepted and is silently off",
     ),
-    Rule(
+    TriageRule(
         id="graph-downgrade-standard",
         title="CUDA graphs were downgraded to {mode}",
         cause="{backend} supports no full graph here, so vLLM changed cudagraph_mode for the whole engine; "
@@ -131,7 +131,7 @@ RULES = (
         severity="warning",
         unlike="`graph-downgrade`: the specialized decode was asked for and is lost",
     ),
-    Rule(
+    TriageRule(
         id="tail-fusion-tp",
         title="TP={tp}: neither the fused MoE tail nor specialized decode exists for it",
         cause="the latent-MoE tail fusion and the specialized decode are built for TP 8 and TP 16 only",
@@ -143,7 +143,7 @@ RULES = (
         severity="warning",
         vllm=_V33,
     ),
-    Rule(
+    TriageRule(
         id="kda-prefill-unsupported",
         title="FlashKDA cannot prefill here",
         cause="the KDA prefill backend was set to FlashKDA, which needs SM90, SM10x or SM12x, bfloat16, "
@@ -156,7 +156,7 @@ RULES = (
         patterns=(r"FlashKDA requires CUDA",),
         vllm=_V33,
     ),
-    Rule(
+    TriageRule(
         id="rows-over-limit",
         title="specialized decode not engaged for {share} of the decode steps: more than 64 rows",
         cause="{running} running requests of {q} verify rows each make steps above 64 rows, which are "
@@ -167,7 +167,7 @@ RULES = (
         expires=_EXPIRES,
         severity="warning",
     ),
-    Rule(
+    TriageRule(
         id="decode-not-full",
         title="specialized decode not engaged: {share} of the decode steps ran in {mode} mode",
         cause="only FULL graphs hold the specialized kernels",
@@ -177,7 +177,7 @@ RULES = (
         expires=_EXPIRES,
         severity="warning",
     ),
-    Rule(
+    TriageRule(
         id="specialized-consistent",
         title="the log is consistent with specialized decode ({share} of the decode steps could be)",
         cause="the backend was asked for, nothing turned it off, and the graph table shows FULL steps of "
@@ -189,7 +189,7 @@ RULES = (
         expires=_EXPIRES,
         severity="info",
     ),
-    Rule(
+    TriageRule(
         id="step-times",
         title="decode step {steps}",
         cause="from the iteration details of this log",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _CHECKED = date(2026, 9, 22)
 _EXPIRES = date(2027, 9, 30)
 
 RULES = (
-    Rule(
+    TriageRule(
         id="no-shared-nvlink-domain",
         title="the nodes share no NVLink domain",
         cause="FlashInfer's all-reduce chose MNNVL although these nodes are joined by InfiniBand only",
@@ -22,7 +22,7 @@ RULES = (
         patterns=(r"\[fd_exchange\] timed out connecting",),
         leads_to=("gpu-oom", "capture-oom"),
     ),
-    Rule(
+    TriageRule(
         id="no-multicast",
         title="NVLink multicast does not work here",
         cause="the specialized decode exchanges through multicast memory over all ranks, and that could "
@@ -39,7 +39,7 @@ RULES = (
             r"requires NVLS symmetric-memory multicast",
         ),
     ),
-    Rule(
+    TriageRule(
         id="nvls-hang",
         title="NCCL hangs in its NVLS set-up",
         cause="the ranks got to `NVLS tuning` and none finished its init; seen with NCCL 2.30.4 and "
@@ -54,7 +54,7 @@ RULES = (
         unlike="`fabric-not-ready`: NCCL fails with 401 instead of hanging; `nvls-hang-old-nccl`: the NCCL of the "
         "advice is loaded",
     ),
-    Rule(
+    TriageRule(
         id="nvls-hang-old-nccl",
         title="NCCL {nccl} hangs in its NVLS set-up",
         cause="the ranks got to `NVLS tuning` and none finished its init; the known hang of NCCL 2.30.4 and newer "
@@ -68,7 +68,7 @@ RULES = (
         expires=date(2027, 3, 31),
         unlike="`nvls-hang`: NCCL 2.30.4 or newer, or the log does not say",
     ),
-    Rule(
+    TriageRule(
         id="mnnvl-on",
         title="multi-node NVLink works: clique of {clique} = all {ranks} ranks",
         cause="NCCL's own report",
@@ -78,7 +78,7 @@ RULES = (
         expires=_EXPIRES,
         severity="info",
     ),
-    Rule(
+    TriageRule(
         id="mnnvl-off",
         title="multi-node NVLink is off: {ranks} ranks on {nodes} nodes talk over the network",
         cause="usually NCCL_CUMEM_ENABLE=0 from a site profile, or no IMEX channel",
@@ -91,7 +91,7 @@ RULES = (
         instead=((("one-board-gpus",), "mnnvl-none"),),
         unlike="`mnnvl-none`: these boards have no NVLink between nodes; `imex-domains`: MNNVL 1 and imports fail",
     ),
-    Rule(
+    TriageRule(
         id="mnnvl-none",
         title="{ranks} ranks on {nodes} nodes talk over the network: these GPUs have no NVLink between nodes",
         cause="NCCL's own report; on boards of eight it is as it should be",
@@ -101,7 +101,7 @@ RULES = (
         expires=_EXPIRES,
         severity="info",
     ),
-    Rule(
+    TriageRule(
         id="imex-domains",
         title="IMEX: the ranks are in different NVLink or IMEX domains; memory handles cannot be imported",
         cause="the fabric's UUID and clique may agree and NCCL may say MNNVL 1; handles are shared only inside one "
@@ -122,7 +122,7 @@ RULES = (
         unlike="`imex-channel`: not permitted, the channel file is missing; `no-shared-nvlink-domain`: InfiniBand "
         "between the nodes",
     ),
-    Rule(
+    TriageRule(
         id="imex-channel",
         title="IMEX: fabric memory is not permitted here",
         cause="the IMEX channel (/dev/nvidia-caps-imex-channels/channel0) is missing, not readable, or not passed "
@@ -139,7 +139,7 @@ RULES = (
         leads_to=("nccl-error", "nccl-warning"),
         unlike="`imex-domains`: invalid handle, the channel works; `no-multicast`: no multicast even inside one node",
     ),
-    Rule(
+    TriageRule(
         id="nvlink-error",
         title="an NVLink error that could not be corrected",
         cause="CUDA reports what the driver found: a link, a GPU or a switch",
@@ -156,7 +156,7 @@ RULES = (
         leads_to=("watchdog-ended", "nccl-error"),
         unlike="`gpu-hardware`: the kernel log names the GPU; `ecc-error`: its memory",
     ),
-    Rule(
+    TriageRule(
         id="ecc-error",
         title="a memory error of the GPU that could not be corrected",
         cause="CUDA reports an uncorrectable ECC error",
@@ -173,7 +173,7 @@ RULES = (
         leads_to=("watchdog-ended", "nccl-error"),
         unlike="`nvlink-error`: the links",
     ),
-    Rule(
+    TriageRule(
         id="pynccl-off",
         title="vLLM runs without pynccl for {groups}",
         cause="0.33.0 needs NCCL 2.29.7 (`ncclCommSuspend`) and turns pynccl off without a word below it; "
@@ -187,7 +187,7 @@ RULES = (
         instead=((("pipeline-parallel",), "pynccl-off-pipeline"),),
         unlike="`pynccl-off-pipeline`: with pipeline parallelism the answers are wrong",
     ),
-    Rule(
+    TriageRule(
         id="pynccl-off-pipeline",
         title="pipeline parallelism without pynccl: the answers are wrong",
         cause="0.33.0 needs NCCL 2.29.7 and turns pynccl off without a word below it; the pipeline's stages then "
@@ -201,7 +201,7 @@ RULES = (
         leads_to=("illegal-access-pynccl",),
         unlike="`illegal-access-pynccl`: it has crashed already",
     ),
-    Rule(
+    TriageRule(
         id="fabric-not-ready",
         title="the NVLink fabric is not ready",
         cause="fabric manager or partition is not up, or the fabric manager is not the driver's version",
@@ -216,7 +216,7 @@ RULES = (
         ),
         leads_to=("nccl-error", "nccl-warning"),
     ),
-    Rule(
+    TriageRule(
         id="dmabuf",
         title="RDMA cannot register GPU memory through dma-buf",
         cause="mlx5dv_reg_dmabuf_mr failed with errno 524: kernel or driver without dma-buf export",
@@ -227,7 +227,7 @@ RULES = (
         patterns=(r"mlx5dv_reg_dmabuf_mr failed.*errno 524",),
         leads_to=("nccl-error", "nccl-warning"),
     ),
-    Rule(
+    TriageRule(
         id="gloo-loopback",
         title="Gloo bound to loopback: this host's name does not resolve to an address of its own",
         cause="the other nodes cannot reach 127.0.0.1 here",
@@ -239,7 +239,7 @@ RULES = (
         patterns=(r"Unable to resolve hostname to a \(local\) address",),
         leads_to=("gloo-mesh",),
     ),
-    Rule(
+    TriageRule(
         id="gloo-mesh",
         title="the ranks could not connect to each other (Gloo)",
         cause="a rank listens where another one cannot reach it",
@@ -249,7 +249,7 @@ RULES = (
         expires=_EXPIRES,
         patterns=(r"Gloo connectFullMesh failed",),
     ),
-    Rule(
+    TriageRule(
         id="nccl-error",
         title="NCCL failed: {what}",
         cause="NCCL only says that something below it failed",
@@ -268,7 +268,7 @@ RULES = (
         leads_to=("watchdog-ended",),
         unlike="`nccl-warning`: NCCL WARN says why; any cause on another rank wins over both",
     ),
-    Rule(
+    TriageRule(
         id="nccl-warning",
         title="NCCL: {text}",
         cause="NCCL's own warning, printed before it failed",
@@ -281,7 +281,7 @@ RULES = (
         leads_to=("nccl-error", "watchdog-ended"),
         unlike="`nccl-error`: NCCL failed and no WARN line says why; a WARN without a failure is `nccl-remark`",
     ),
-    Rule(
+    TriageRule(
         id="nccl-remark",
         title="NCCL warns: {text}",
         cause="NCCL's own warning; nothing failed after it",

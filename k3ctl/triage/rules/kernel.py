@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _CHECKED = date(2026, 11, 30)
 _EXPIRES = date(2027, 9, 30)
@@ -12,7 +12,7 @@ _CATALOGUE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.ht
 _CGROUPS = "https://docs.kernel.org/admin-guide/cgroup-v2.html"
 
 RULES = (
-    Rule(
+    TriageRule(
         id="gpu-off-bus",
         title="GPU{gpus} has fallen off the bus{xids}",
         cause="PCIe lost the device (Xid 79, or the same message without a number){switches}{process}",
@@ -24,7 +24,7 @@ RULES = (
         leads_to=("gpu-lost",),
         unlike="`gpu-hardware`: the device still answers; `container-lost-gpus`: the host still sees it",
     ),
-    Rule(
+    TriageRule(
         id="gpu-hardware",
         title="GPU hardware: {gpus}:{xids} ({meaning})",
         cause="the driver reports a fault of the board, its memory, its links or its firmware "
@@ -39,7 +39,7 @@ RULES = (
         unlike="`gpu-software-xid`: the program did something illegal, the board is fine; one Xid 45 or 43 is only "
         "an echo",
     ),
-    Rule(
+    TriageRule(
         id="nvswitch-error",
         title="NVSwitch {switch}: fatal SXid {sxids}",
         cause="the switch between the GPUs reports a fatal error; its GPUs lose NVLink",
@@ -54,7 +54,7 @@ RULES = (
         leads_to=("nvlink-error",),
         unlike="`gpu-hardware`: an Xid names a GPU; `nvswitch-warning`: every SXid says non-fatal",
     ),
-    Rule(
+    TriageRule(
         id="nvswitch-warning",
         title="NVSwitch {switch}: non-fatal SXid {sxids}",
         cause="the switch corrected or contained an error",
@@ -65,7 +65,7 @@ RULES = (
         severity="warning",
         unlike="`nvswitch-error`: a fatal SXid",
     ),
-    Rule(
+    TriageRule(
         id="xid-13",
         title="Xid 13 on {gpus} in {names}: a kernel did something illegal",
         cause="reported with speculative decoding at contexts above 200k tokens; the software, not the board",
@@ -76,7 +76,7 @@ RULES = (
         role="symptom",
         unlike="`gpu-software-xid`: another Xid of the same kind",
     ),
-    Rule(
+    TriageRule(
         id="gpu-software-xid",
         title="Xid {numbers} on {gpus} in {names}: {meaning}",
         cause="a program's fault, not the board's: the kernel or copy of that process touched what it must not",
@@ -90,7 +90,7 @@ RULES = (
         slack_s=60.0,
         unlike="`gpu-hardware`: Xids that no program can cause",
     ),
-    Rule(
+    TriageRule(
         id="gpu-memory-remapped",
         title="GPU memory: {gpus}:{xids} ({meaning})",
         cause="the GPU met an error in its memory and put it aside",
@@ -101,7 +101,7 @@ RULES = (
         severity="warning",
         unlike="`gpu-hardware`: uncontained, or the remapping failed (Xid 48, 64, 95)",
     ),
-    Rule(
+    TriageRule(
         id="xid-unknown",
         title="Xid {numbers} on {gpus}: not in k3ctl's table",
         cause="the driver reports a GPU error that this version of k3ctl does not know",
@@ -112,7 +112,7 @@ RULES = (
         role="symptom",
         slack_s=60.0,
     ),
-    Rule(
+    TriageRule(
         id="gpu-init-failed",
         title="the driver could not bring a GPU up",
         cause="RmInitAdapter failed: the board, its power, its firmware or the driver's version",
@@ -124,7 +124,7 @@ RULES = (
         role="root",
         unlike="`driver-mismatch`: two versions of the driver; the board is fine",
     ),
-    Rule(
+    TriageRule(
         id="cgroup-oom",
         title="the memory limit of the container or job was reached: {process} (pid {pid}) was killed",
         cause="the kernel killed it for its cgroup's host-memory limit, not for GPU memory; the machine has "
@@ -149,7 +149,7 @@ RULES = (
         leads_to=("killed", "process-killed", "oom-killer", "stopped-by-systemd"),
         unlike="`host-oom`: the whole machine ran out; `gpu-oom`: GPU memory, said by CUDA and not by the kernel",
     ),
-    Rule(
+    TriageRule(
         id="host-oom",
         title="the host ran out of memory: the kernel killed {process} (pid {pid})",
         cause="all memory of the machine was in use{rss}",
@@ -168,7 +168,7 @@ RULES = (
         leads_to=("killed", "process-killed", "oom-killer"),
         unlike="`cgroup-oom`: only a container's or job's limit was reached",
     ),
-    Rule(
+    TriageRule(
         id="oom-killer",
         title="{process} set the kernel's out-of-memory killer off",
         cause="the process that asked for memory last; another one may have been killed for it",

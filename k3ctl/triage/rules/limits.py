@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _CHECKED = date(2026, 11, 30)
 _EXPIRES = date(2027, 9, 30)
 
 RULES = (
-    Rule(
+    TriageRule(
         id="process-limit",
         title="no more processes or threads may be started",
         cause="a limit of the container or user, not memory: an engine with eight workers needs thousands of threads",
@@ -32,7 +32,7 @@ RULES = (
         unlike="`file-limit`: Errno 24; `host-memory-refused`: Errno 12; `cgroup-oom`: the process was killed, not "
         "refused",
     ),
-    Rule(
+    TriageRule(
         id="file-limit",
         title="too many open files",
         cause="`ulimit -n` is small in the environment that the engine runs in: sockets, shards and shared memory "
@@ -49,7 +49,7 @@ RULES = (
         ),
         unlike="`process-limit`: Errno 11; vLLM's own warning about the limit at the start is no failure",
     ),
-    Rule(
+    TriageRule(
         id="host-memory-refused",
         title="the host refused memory: {what}",
         cause="an allocation of host memory was refused (overcommit, a limit on address space or on mappings); "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _CHECKED = date(2026, 11, 30)
 _EXPIRES = date(2027, 9, 30)
 
 RULES = (
-    Rule(
+    TriageRule(
         id="shard-truncated",
         title="a checkpoint shard is truncated or damaged{shard}",
         cause="its header promises more bytes than the file holds: a download that was interrupted, a full disk, "
@@ -34,7 +34,7 @@ RULES = (
         ),
         unlike="`shard-missing`: the file is not there at all; `disk-full`: the write failed, not the read",
     ),
-    Rule(
+    TriageRule(
         id="shard-missing",
         title="a checkpoint shard is missing: {shard}",
         cause="the index names a file that is not in the directory: the download is not complete",
@@ -51,7 +51,7 @@ RULES = (
         ),
         unlike="`shard-truncated`: the file is there and too short; `model-not-found`: no model at all",
     ),
-    Rule(
+    TriageRule(
         id="tp-larger-than-node",
         title="{wanted} ranks are asked for, and this node has {gpus} GPUs",
         cause="tensor × pipeline parallelism is larger than the node, and the arguments do not say that there are "
@@ -72,7 +72,7 @@ RULES = (
         ),
         unlike="`gpu-lost` and `container-lost-gpus`: the GPUs were there; count them with `nvidia-smi -L` first",
     ),
-    Rule(
+    TriageRule(
         id="retention-interval",
         title="prefix_cache_retention_interval {interval} is no multiple of the block size {block}",
         cause="a hybrid model keeps its recurrent states at block boundaries only, so the interval must fall on them",
@@ -85,7 +85,7 @@ RULES = (
             r".*?\((?P<block>\d+)\)",
         ),
     ),
-    Rule(
+    TriageRule(
         id="retention-useless",
         title="prefix_cache_retention_interval is set for a model that has no use for it",
         cause="it applies to models with a recurrent state or a sliding window",
@@ -96,7 +96,7 @@ RULES = (
         patterns=(r"prefix_cache_retention_interval is set but this model has",),
         unlike="`retention-interval`: it applies, with another number",
     ),
-    Rule(
+    TriageRule(
         id="replayssm-checkpoint",
         title="assertion `{what}`: ReplaySSM with prefix caching",
         cause="ReplaySSM and prefix caching disagree about a checkpoint's place in the request's blocks; both are "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _CHECKED = date(2026, 9, 22)
 _EXPIRES = date(2027, 9, 30)
 
 RULES = (
-    Rule(
+    TriageRule(
         id="disk-full",
         title="the disk is full: {path}",
         cause="Kimi K3 needs about 1.56 TB in the cache that HF_HUB_CACHE or HF_HOME names, and Xet "
@@ -24,7 +24,7 @@ RULES = (
             r"No space left on device \(os error 28\)",
         ),
     ),
-    Rule(
+    TriageRule(
         id="log-disk-full",
         title="{bytes} bytes of this log are missing: the disk was full",
         cause="the engine went on; its output had no place",
@@ -35,7 +35,7 @@ RULES = (
         patterns=(r"^\[k3ctl\] (?P<bytes>\d+) bytes of log lost",),
         severity="warning",
     ),
-    Rule(
+    TriageRule(
         id="mig-enabled",
         title="MIG is on: {uuid}",
         cause="CUDA_VISIBLE_DEVICES holds MIG identifiers; Kimi K3 needs whole GPUs",
@@ -47,7 +47,7 @@ RULES = (
         leads_to=("model-not-inspected",),
         unlike="`unknown-error` with the same ValueError: the text names no MIG device",
     ),
-    Rule(
+    TriageRule(
         id="model-not-inspected",
         title="vLLM could not inspect the model's class",
         cause="the inspection runs in a process of its own, and that one failed",
@@ -58,7 +58,7 @@ RULES = (
         patterns=(r"failed to be inspected",),
         role="report",
     ),
-    Rule(
+    TriageRule(
         id="memlock",
         title="locked memory is limited: RDMA cannot register its buffers",
         cause="`ulimit -l` is small in the environment that the engine runs in, whatever the host says",
@@ -69,7 +69,7 @@ RULES = (
         patterns=(r"ibv_reg_mr\w* failed with error Cannot allocate memory",),
         leads_to=("nccl-error", "nccl-warning"),
     ),
-    Rule(
+    TriageRule(
         id="shm-too-small",
         title="/dev/shm is too small",
         cause="NCCL could not make a shared-memory segment; containers have 64 MB by default",
@@ -83,7 +83,7 @@ RULES = (
         ),
         leads_to=("nccl-error", "nccl-warning"),
     ),
-    Rule(
+    TriageRule(
         id="driver-mismatch",
         title="Error 803: two libcuda versions are mixed",
         cause="a compat libcuda in the image, or LD_LIBRARY_PATH, wins over the host driver's",
@@ -94,7 +94,7 @@ RULES = (
         expires=_EXPIRES,
         patterns=(r"Error 803: system has unsupported display driver",),
     ),
-    Rule(
+    TriageRule(
         id="nvml-mismatch",
         title="driver and NVML library have different versions",
         cause="the driver was upgraded and the old kernel module is still loaded",
@@ -109,7 +109,7 @@ RULES = (
             r"API mismatch: the client has the version",
         ),
     ),
-    Rule(
+    TriageRule(
         id="gpu-lost",
         title="GPU {gpu} is lost",
         cause="the driver cannot talk to it any more",
@@ -119,7 +119,7 @@ RULES = (
         expires=_EXPIRES,
         patterns=(r"device handle for GPU (?P<gpu>[\w:.]+): GPU is lost", r"GPU ?is ?[Ll]ost"),
     ),
-    Rule(
+    TriageRule(
         id="container-lost-gpus",
         title="the container lost its GPUs: NVML says {what}",
         cause="the device files are still there and the container's device cgroup no longer allows them: "
@@ -140,7 +140,7 @@ RULES = (
         leads_to=("no-device-type", "launch-failure"),
         unlike="`nvml-mismatch`: versions differ; `gpu-lost`: the driver lost the device, the host sees it too",
     ),
-    Rule(
+    TriageRule(
         id="killed",
         role="symptom",
         unlike="`cgroup-oom` and `host-oom`: the kernel log says why; `stopped-outside`: SIGTERM, with a word",

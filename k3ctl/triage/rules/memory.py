@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _CHECKED = date(2026, 9, 22)
 _EXPIRES = date(2027, 3, 31)
 
 RULES = (
-    Rule(
+    TriageRule(
         id="gpu-memory-held",
         title="another process holds the memory of {device}: {free} of {total} GiB are free",
         cause="usually an engine core whose server died; its name is VLLM::EngineCore",
@@ -23,7 +23,7 @@ RULES = (
             r"startup is less",
         ),
     ),
-    Rule(
+    TriageRule(
         id="kv-too-small",
         title="the cache is too small for max_model_len {asked}: {needed} GiB needed, {available} GiB there",
         cause="one request of the longest length does not fit beside weights and workspace",
@@ -37,7 +37,7 @@ RULES = (
             r".*?estimated maximum model length is (?P<longest>\d+)",
         ),
     ),
-    Rule(
+    TriageRule(
         id="mamba-blocks",
         title="max_num_seqs {asked} exceeds the {available} recurrent states that fit",
         cause="every sequence holds one KDA state entry (54.78 MiB over all ranks)",
@@ -49,7 +49,7 @@ RULES = (
             r"max_num_seqs \((?P<asked>\d+)\) exceeds available Mamba cache blocks \((?P<available>\d+)\)",
         ),
     ),
-    Rule(
+    TriageRule(
         id="no-cache-memory",
         title="no memory is left for the cache",
         cause="weights, workspace and graphs already take what gpu_memory_utilization allows",
@@ -59,7 +59,7 @@ RULES = (
         expires=_EXPIRES,
         patterns=(r"No available memory for the cache blocks",),
     ),
-    Rule(
+    TriageRule(
         id="capture-oom",
         title="out of memory while capturing CUDA graphs: {wanted} wanted, {free} free",
         cause="graphs and the MXFP4 workspace live outside vLLM's pool; its estimate was too small",
@@ -75,7 +75,7 @@ RULES = (
         within=r"in _?\w*captur\w*$|in capture_model|[Cc]aptur\w+ (?:CUDA|cuda) ?graph",
         unlike="`gpu-oom`: not while graphs are captured; `gpu-memory-held`: refused before anything was loaded",
     ),
-    Rule(
+    TriageRule(
         id="gpu-oom",
         title="the GPU ran out of memory{what}",
         cause="more was wanted than is free",

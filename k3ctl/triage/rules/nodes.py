@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _CHECKED = date(2026, 11, 30)
 _EXPIRES = date(2027, 9, 30)
@@ -12,7 +12,7 @@ _TORCH = "PyTorch, torch/csrc/distributed/c10d"
 _TUNING = "https://github.com/getainode/ainode/issues/134, https://github.com/getainode/ainode/pull/136"
 
 RULES = (
-    Rule(
+    TriageRule(
         id="no-interface",
         title="the network interface {ifname} does not exist on this node",
         cause="{variable} names no interface of this node: names differ between nodes, or it is missing in the "
@@ -33,7 +33,7 @@ RULES = (
         unlike="`gloo-loopback`: the interface exists and is loopback; `rendezvous-timeout`: it exists and the "
         "peer does not answer",
     ),
-    Rule(
+    TriageRule(
         id="collective-timeout",
         title="a collective timed out on rank{reporting}: {silent}",
         cause="{op} number {seq} did not finish in {seconds} s; the ranks that report it waited for the one that "
@@ -47,7 +47,7 @@ RULES = (
         leads_to=("head-gone", "watchdog-ended"),
         unlike="`nccl-error`: a call failed, nothing waited; `barrier-timeout`: the CPU's group (Gloo), at the start",
     ),
-    Rule(
+    TriageRule(
         id="watchdog-ended",
         title="the NCCL watchdog ended its process",
         cause="it ends the process when a collective failed or timed out, whoever is to blame",
@@ -64,7 +64,7 @@ RULES = (
         ),
         role="report",
     ),
-    Rule(
+    TriageRule(
         id="rendezvous-timeout",
         title="the nodes did not meet: {address}{joined}",
         cause="a node waited for the others at the start and gave up: the address or port is wrong or closed, or "
@@ -90,7 +90,7 @@ RULES = (
         slack_s=5.0,
         unlike="`barrier-timeout`: they had met; `head-gone`: they had met, and one left",
     ),
-    Rule(
+    TriageRule(
         id="barrier-timeout",
         title="ranks waited for each other and gave up{waited}{missing}",
         cause="one rank did not come to a barrier in time (the CPU group's limit is 30 minutes); nothing in this "
@@ -117,7 +117,7 @@ RULES = (
         instead=((("tuning",), "barrier-while-tuning"),),
         unlike="`barrier-while-tuning`: kernels were being tuned; `collective-timeout`: NCCL, on the GPU",
     ),
-    Rule(
+    TriageRule(
         id="barrier-while-tuning",
         title="ranks gave up at a barrier while another node was still tuning its kernels{waited}{missing}",
         cause="FlashInfer's autotuning ran longer on one node (no cached results) than the others wait (30 minutes "
@@ -135,7 +135,7 @@ RULES = (
         unlike="`slow-not-hung`: nobody gave up yet; copying did not help one reporter whose cache keys differed "
         "between nodes",
     ),
-    Rule(
+    TriageRule(
         id="rpc-timeout",
         title="a worker did not answer `{method}` in time",
         cause="the engine core waited for a step longer than VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300 s)",
@@ -150,7 +150,7 @@ RULES = (
         instead=((("tuning", "served-after"), "rpc-timeout-tuning"), (("tuning",), "rpc-timeout-tuning")),
         unlike="`hung`: vLLM still warns and has not given up",
     ),
-    Rule(
+    TriageRule(
         id="rpc-timeout-tuning",
         title="a worker did not answer `{method}` in time: kernels were being tuned",
         cause="the first tuning takes longer than VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300 s)",
@@ -161,7 +161,7 @@ RULES = (
         role="symptom",
         slack_s=5.0,
     ),
-    Rule(
+    TriageRule(
         id="head-gone",
         title="the head node went away: the connection to its store was lost ({remote})",
         cause="rank 0's process on node 0 ended or its host vanished; this node only lost the connection",
@@ -183,7 +183,7 @@ RULES = (
         slack_s=120.0,
         unlike="`rendezvous-timeout`: they never met; `peer-closed`: any rank, not the store of node 0",
     ),
-    Rule(
+    TriageRule(
         id="peer-closed",
         title="another rank closed its connection{peer}",
         cause="its process ended first; this one only noticed",

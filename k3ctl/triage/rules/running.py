@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _CHECKED = date(2026, 9, 22)
 _EXPIRES = date(2027, 3, 31)
 
 RULES = (
-    Rule(
+    TriageRule(
         id="prefix-cache-illegal-access",
         title="illegal memory access with prefix caching",
         cause="one fault with several faces: a segfault in cudaGraphLaunch, a failed TMA descriptor, an "
@@ -35,7 +35,7 @@ RULES = (
         unlike="`illegal-access`: prefix caching is off already; `illegal-access-pynccl`: pipeline parallel "
         "without pynccl",
     ),
-    Rule(
+    TriageRule(
         id="illegal-access-pynccl",
         title="illegal memory access under pipeline parallelism, and vLLM runs without pynccl",
         cause="vLLM 0.33.0 needs NCCL 2.29.7; with an older one pynccl is silently off, the stages order the wrong "
@@ -50,7 +50,7 @@ RULES = (
         leads_to=("gpu-software-xid", "watchdog-ended"),
         unlike="`prefix-cache-illegal-access`: one stage, or NCCL is new enough",
     ),
-    Rule(
+    TriageRule(
         id="illegal-access-replayssm",
         title="illegal memory access with ReplaySSM; prefix caching is already off and not the cause",
         cause="prefix caching is ruled out by this log's own arguments; of what they turn on, ReplaySSM writes the "
@@ -63,7 +63,7 @@ RULES = (
         leads_to=("gpu-software-xid", "watchdog-ended"),
         unlike="`illegal-access`: ReplaySSM is off too",
     ),
-    Rule(
+    TriageRule(
         id="illegal-access",
         title="illegal memory access; prefix caching is already off and not the cause",
         cause="a kernel touched memory that is not its own; the known fault of prefix caching is ruled out by this "
@@ -77,7 +77,7 @@ RULES = (
         leads_to=("gpu-software-xid", "watchdog-ended"),
         unlike="`prefix-cache-illegal-access`: prefix caching is on, or the log does not say",
     ),
-    Rule(
+    TriageRule(
         id="launch-failure",
         title="a kernel failed on the GPU: {what}",
         cause="CUDA reports it at the next call, so that the stack trace may name the wrong place",
@@ -94,7 +94,7 @@ RULES = (
         leads_to=("gpu-software-xid", "watchdog-ended"),
         unlike="`prefix-cache-illegal-access`: an illegal address; `nvlink-error` and `ecc-error`: the board",
     ),
-    Rule(
+    TriageRule(
         id="native-crash",
         title="{process} crashed in native code: {what}",
         cause="a library ended the process without a Python exception; the frames below the line name it",
@@ -115,7 +115,7 @@ RULES = (
         unlike="`process-killed`: no line of its own; `prefix-cache-illegal-access`: the segfault is inside "
         "cudaGraphLaunch",
     ),
-    Rule(
+    TriageRule(
         id="shared-experts-assert",
         title="the shared experts' output was taken twice",
         cause="a known fault of this build's shared-expert overlap; it strikes minutes after the start",
@@ -125,7 +125,7 @@ RULES = (
         expires=_EXPIRES,
         patterns=(r"assert self\._output\[self\._output_idx\] is None",),
     ),
-    Rule(
+    TriageRule(
         id="slow-not-hung",
         title="slow, not hung: {what} moved from {first} to {last} of {total}",
         cause="the warnings about shared-memory blocks only say that a process is busy; the counter moves",
@@ -135,7 +135,7 @@ RULES = (
         expires=_EXPIRES,
         severity="info",
     ),
-    Rule(
+    TriageRule(
         id="hung",
         role="symptom",
         slack_s=120.0,
@@ -148,7 +148,7 @@ RULES = (
         checked=_CHECKED,
         expires=_EXPIRES,
     ),
-    Rule(
+    TriageRule(
         id="waiting",
         title="waiting: {count} warnings about shared-memory blocks, too few to tell slow from hung",
         cause="a process has been busy for more than a minute, and no counter shows whether it gets on",
@@ -158,7 +158,7 @@ RULES = (
         expires=_EXPIRES,
         severity="warning",
     ),
-    Rule(
+    TriageRule(
         id="stalled",
         role="symptom",
         slack_s=120.0,
@@ -170,7 +170,7 @@ RULES = (
         checked=_CHECKED,
         expires=_EXPIRES,
     ),
-    Rule(
+    TriageRule(
         id="process-killed",
         role="symptom",
         leads_to=("peer-closed",),
@@ -188,7 +188,7 @@ RULES = (
             r"MPClient: (?P<process>engine core) exited unexpectedly",
         ),
     ),
-    Rule(
+    TriageRule(
         id="engine-dead",
         title="the engine core is dead",
         cause="the API server reports that the engine core ended",
@@ -207,7 +207,7 @@ RULES = (
         ),
         role="report",
     ),
-    Rule(
+    TriageRule(
         id="teardown",
         title="a process went down with the others: {what}",
         cause="what processes say when the others are already gone",
@@ -225,7 +225,7 @@ RULES = (
         ),
         role="report",
     ),
-    Rule(
+    TriageRule(
         id="tasks-ended",
         title="{what}",
         cause="the launcher reports that processes ended; it does not know why",
@@ -244,7 +244,7 @@ RULES = (
         ),
         role="report",
     ),
-    Rule(
+    TriageRule(
         id="unknown-report",
         title="{exception}",
         cause="no rule knows this line; it is the first one that reports an error",
@@ -255,7 +255,7 @@ RULES = (
         role="report",
         unlike="`unknown-error`: an exception was raised",
     ),
-    Rule(
+    TriageRule(
         id="unknown-error",
         title="{exception}",
         cause="no rule knows this error; it is the first one that was raised",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _CHECKED = date(2026, 9, 22)
 _EXPIRES = date(2027, 3, 31)
 
 RULES = (
-    Rule(
+    TriageRule(
         id="ready-timeout",
         title="too slow, not broken: loading reached {done}/{total} when the time limit of {limit} s ended",
         cause="no process failed (the list of failed ones is empty); the API server gave up waiting",
@@ -22,7 +22,7 @@ RULES = (
         patterns=(r"Timed out waiting for engine core processes to start.*Waited (?P<limit>\d+)s",),
         leads_to=("core-init-failed",),
     ),
-    Rule(
+    TriageRule(
         id="dspark-old-build",
         title="this vLLM is too old for DSpark with Kimi K3",
         cause="the draft proposer looks for weights that Kimi K3's DSpark does not have in this build",
@@ -34,7 +34,7 @@ RULES = (
         patterns=(r"'NoneType' object has no attribute 'weight'",),
         vllm="<0.27.1",
     ),
-    Rule(
+    TriageRule(
         id="dspark-nightly-assert",
         title="this build of vLLM has no DSpark on this GPU",
         cause="a nightly took the DSpark draft for DFlash and asserts its method",
@@ -44,7 +44,7 @@ RULES = (
         expires=_EXPIRES,
         patterns=(r"assert self\.method == \"dflash\"",),
     ),
-    Rule(
+    TriageRule(
         id="trust-remote-code",
         title="the model's own code was not allowed to run",
         cause="`trust_remote_code` is missing on this side; server and benchmark client need it both",
@@ -56,7 +56,7 @@ RULES = (
         instead=((("remote-code-allowed",), "trust-remote-code-client"),),
         unlike="`trust-remote-code-client`: the server's arguments allow it already",
     ),
-    Rule(
+    TriageRule(
         id="trust-remote-code-client",
         title="the model's own code was not allowed to run, although the server's arguments allow it",
         cause="`trust_remote_code` is set for the server; the one that lacks it is the benchmark client, the "
@@ -68,7 +68,7 @@ RULES = (
         expires=date(2027, 9, 30),
         unlike="`trust-remote-code`: the server lacks it, or the log does not say",
     ),
-    Rule(
+    TriageRule(
         id="rust-client-flag",
         title="`vllm bench serve` is the Rust client here and does not know `{flag}`",
         cause="newer builds start a Rust benchmark client that refuses options of the Python one",
@@ -78,7 +78,7 @@ RULES = (
         expires=_EXPIRES,
         patterns=(r"error: unexpected argument '(?P<flag>--[\w-]+)' found",),
     ),
-    Rule(
+    TriageRule(
         id="unknown-argument",
         title="this vLLM does not know the argument {flag}",
         cause="arguments come and go between versions",
@@ -88,7 +88,7 @@ RULES = (
         expires=date(2027, 9, 30),
         patterns=(r"error: unrecognized arguments: (?P<flag>.+)",),
     ),
-    Rule(
+    TriageRule(
         id="port-in-use",
         title="the API port is taken",
         cause="another process listens on the port that the server wants",
@@ -98,7 +98,7 @@ RULES = (
         expires=date(2027, 9, 30),
         patterns=(r"\[Errno 98\].*[Aa]ddress already in use",),
     ),
-    Rule(
+    TriageRule(
         id="internal-port-in-use",
         title="an internal socket is taken: {address}",
         cause="vLLM picked a port for its own processes that somebody took first; the API port is fine",
@@ -111,7 +111,7 @@ RULES = (
             r"ZMQError: Address already in use",
         ),
     ),
-    Rule(
+    TriageRule(
         id="plugin-not-loaded",
         title="vLLM could not load the plugin {plugin}",
         cause="it goes on without the plugin and fails later, or serves without what the plugin brings",
@@ -121,7 +121,7 @@ RULES = (
         expires=_EXPIRES,
         patterns=(r"Failed to (?:load|instantiate endpoint) plugin (?P<plugin>k3\w*)",),
     ),
-    Rule(
+    TriageRule(
         id="package-missing",
         title="the engine's Python lacks the package {package}",
         cause="an installation that was interrupted, or that left out what this configuration needs",
@@ -131,7 +131,7 @@ RULES = (
         expires=date(2027, 9, 30),
         patterns=(r"^ModuleNotFoundError: No module named '(?P<package>[\w.]+)'",),
     ),
-    Rule(
+    TriageRule(
         id="library-missing",
         title="a shared library is missing: {library}",
         cause="a package was built for another platform (a CUDA build without a driver is the usual case)",
@@ -141,7 +141,7 @@ RULES = (
         expires=date(2027, 9, 30),
         patterns=(r"(?:ImportError|OSError): (?P<library>lib[\w.\-+]+): cannot open shared object file",),
     ),
-    Rule(
+    TriageRule(
         id="no-device-type",
         title="vLLM found no device",
         cause="no GPU is visible and VLLM_TARGET_DEVICE is not set",
@@ -154,7 +154,7 @@ RULES = (
         patterns=(r"Failed to infer device type",),
         unlike="`container-lost-gpus`: NVML says Unknown Error above it",
     ),
-    Rule(
+    TriageRule(
         id="model-not-found",
         title="the model cannot be read",
         cause="the path holds no config.json, or the repository does not exist, is gated, or cannot be "
@@ -169,7 +169,7 @@ RULES = (
             r"Invalid repository ID or local directory specified",
         ),
     ),
-    Rule(
+    TriageRule(
         id="core-init-failed",
         title="the engine core did not start",
         cause="the API server only reports that another process failed",

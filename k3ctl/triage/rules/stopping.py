@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _CHECKED = date(2026, 11, 30)
 _EXPIRES = date(2027, 9, 30)
 
 RULES = (
-    Rule(
+    TriageRule(
         id="stopped-by-slurm",
         title="Slurm ended the job: {why}",
         cause="nobody crashed: Slurm sent SIGTERM, then SIGKILL; every later error is its consequence",
@@ -28,7 +28,7 @@ RULES = (
         role="stop",
         unlike="`stopped-outside`: the log does not say who; `killed`: SIGKILL without a warning",
     ),
-    Rule(
+    TriageRule(
         id="stopped-by-kubernetes",
         title="Kubernetes ended the container: {why}",
         cause="nobody crashed: the kubelet asked the container to stop",
@@ -49,7 +49,7 @@ RULES = (
         role="stop",
         unlike="`stopped-outside`: the log does not say who; `cgroup-oom`: the container's memory limit",
     ),
-    Rule(
+    TriageRule(
         id="stopped-by-systemd",
         title="systemd ended the unit: {why}",
         cause="nobody crashed: the service manager stopped the unit, or its time limit for the start ran out",
@@ -68,7 +68,7 @@ RULES = (
         role="stop",
         unlike="`stopped-outside`: the log does not say who",
     ),
-    Rule(
+    TriageRule(
         id="stopped-outside",
         title="stopped by a signal from outside ({signal})",
         cause="nobody crashed: a process of the engine was asked to stop; the errors after it are its consequences",
@@ -93,7 +93,7 @@ RULES = (
         instead=((("starting",), "stopped-while-starting"), (("orderly",), "stopped-in-order")),
         unlike="`process-killed` and `killed`: SIGKILL, no word of its own; `engine-dead` alone: the core crashed",
     ),
-    Rule(
+    TriageRule(
         id="stopped-in-order",
         title="the server was stopped in order ({signal})",
         cause="the API server was asked to stop first, and stopped its engine",
@@ -105,7 +105,7 @@ RULES = (
         role="stop",
         unlike="`stopped-outside`: the engine core got the signal before the API server",
     ),
-    Rule(
+    TriageRule(
         id="stopped-while-starting",
         title="stopped by a signal from outside ({signal}) before it served",
         cause="nobody crashed: the engine was still starting when a process of it was asked to stop",
@@ -118,7 +118,7 @@ RULES = (
         role="stop",
         unlike="`ready-timeout`: vLLM's own limit, no signal; `stopped-outside`: it had served",
     ),
-    Rule(
+    TriageRule(
         id="ends-before-serving",
         title="the log ends before the server is ready: last seen {stage}",
         cause="no error, no signal and no word that it serves: it still starts, or it ended without a word "
@@ -133,7 +133,7 @@ RULES = (
         unlike="`hung`: warnings repeat; `slow-not-hung`: a counter moves; `stopped-while-starting`: a signal is "
         "in the log",
     ),
-    Rule(
+    TriageRule(
         id="no-engine-log",
         title="nothing here is known: no start, no serving, no failure of an engine in {lines} lines",
         cause="this is no log of vLLM, NCCL or the kernel, or the lines that matter are missing",
@@ -142,7 +142,7 @@ RULES = (
         checked=_CHECKED,
         expires=_EXPIRES,
     ),
-    Rule(
+    TriageRule(
         id="worker-node-only",
         title="a worker node's log without a fault: the verdict is in node 0's log",
         cause="a headless node never serves; whether the server did is said by node 0 only",

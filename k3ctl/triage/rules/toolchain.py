@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _CHECKED = date(2026, 11, 30)
 _EXPIRES = date(2027, 6, 30)
 
 RULES = (
-    Rule(
+    TriageRule(
         id="no-kernel-image",
         title="a compiled extension has no code for this GPU's architecture{top}",
         cause="it was built for other GPUs: a build for sm_100a loads on a B200 (compute capability 10.0) and not "
@@ -32,7 +32,7 @@ RULES = (
         "`driver-too-old`: the driver "
         "refuses newer code",
     ),
-    Rule(
+    TriageRule(
         id="jit-toolchain-old",
         title="the compiler here is older than the GPU: it does not know {arch}",
         cause="kernels are compiled at run time by a ptxas, nvcc or nvrtc of an older CUDA toolkit; sm_103 needs "
@@ -62,7 +62,7 @@ RULES = (
         "the compiler is "
         "new and the driver is not",
     ),
-    Rule(
+    TriageRule(
         id="driver-too-old",
         title="the driver is too old for the CUDA of this environment",
         cause="the driver refuses code or a runtime of a newer CUDA; Kimi K3's images need r580 or newer",
@@ -79,7 +79,7 @@ RULES = (
         ),
         unlike="`driver-mismatch`: two libcuda are mixed; `jit-toolchain-old`: the compiler is the older part",
     ),
-    Rule(
+    TriageRule(
         id="artefacts-unreachable",
         title="kernel artefacts could not be fetched at run time: no way to {host}",
         cause="FlashInfer downloads headers and cubins when they are not installed, and this host has no way out "
@@ -103,7 +103,7 @@ RULES = (
         unlike="`hub-unreachable`: the model itself cannot be fetched; `no-kernel-image`: the artefact is there, "
         "for another GPU",
     ),
-    Rule(
+    TriageRule(
         id="artefacts-missing-served",
         title="kernel artefacts could not be fetched ({host}); the server came up without them",
         cause="FlashInfer has no way to its server; kernels that are not installed are replaced by slower ones or "
@@ -115,7 +115,7 @@ RULES = (
         expires=_EXPIRES,
         severity="warning",
     ),
-    Rule(
+    TriageRule(
         id="hub-unreachable",
         title="{host} cannot be reached",
         cause="the model, its tokenizer or its code was to be fetched, and this host has no way there",

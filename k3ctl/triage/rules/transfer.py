@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
-from k3ctl.triage.rules import Rule
+from k3ctl.triage.rules import TriageRule
 
 _CHECKED = date(2026, 11, 30)
 _EXPIRES = date(2027, 6, 30)
@@ -16,7 +16,7 @@ _SUSPECT = (
 )
 
 RULES = (
-    Rule(
+    TriageRule(
         id="kv-wrong-engine",
         title="KV handshake: another engine answers than the one that was expected ({expected})",
         cause=f"the prefill was restarted, or two engines announce the same side channel; {_SUSPECT}",
@@ -31,7 +31,7 @@ RULES = (
         unlike="`kv-incompatible`: the right engine with other settings; `kv-transfer-lost`: the handshake had "
         "worked",
     ),
-    Rule(
+    TriageRule(
         id="kv-incompatible",
         title="KV handshake: prefill and decode are configured differently",
         cause="their compatibility hashes differ: version of vLLM, model, data types, cache layout or attention "
@@ -51,7 +51,7 @@ RULES = (
         leads_to=("kv-handshake-failed", "kv-transfer-lost", "kv-blocks-expired"),
         unlike="`kv-wrong-engine`: the identity differs, not the settings",
     ),
-    Rule(
+    TriageRule(
         id="kv-handshake-failed",
         title="KV handshake with the prefill failed",
         cause=f"the peer could not be reached or refused: wrong address, a closed port, or it is still starting; "
@@ -70,7 +70,7 @@ RULES = (
         leads_to=("kv-transfer-lost", "kv-blocks-expired"),
         unlike="`kv-transfer-lost`: transfers had worked before",
     ),
-    Rule(
+    TriageRule(
         id="kv-transfer-lost",
         title="KV transfer failed{code}: the peer is gone",
         cause=f"the connector does not connect again to a peer that it lost; {_SUSPECT}",
@@ -93,7 +93,7 @@ RULES = (
         unlike="`kv-wrong-engine` and `kv-handshake-failed`: no transfer ever worked; `kv-blocks-expired` alone: "
         "slow, not gone",
     ),
-    Rule(
+    TriageRule(
         id="kv-blocks-expired",
         title="the prefill gave up KV blocks that nobody fetched within {seconds} s",
         cause="the decode side did not come for them: it is overloaded, or the router sent the request elsewhere",

@@ -8,7 +8,7 @@ from pathlib import Path
 from k3ctl.deployment import Deployment
 from k3ctl.errors import EngineError, UsageError
 from k3ctl.server.client import BadAnswer, Client
-from k3ctl.verdict import probe
+from k3ctl.verdict import drives
 
 WINDOW = {
     # the first steps hold the prefill; then a few decode steps, however long the request or k3ctl lives
@@ -51,7 +51,7 @@ def take(client: Client, model: str, out: Path, tokens: int) -> list[Path]:
             raise UsageError("the server has no profiler routes", hint=HINT) from None
         raise
     try:
-        probe.drive(client, model, 1, tokens)
+        drives.drive(client, model, 1, tokens)
     finally:
         client.text("/stop_profile", {}, timeout_s=STOP_TIMEOUT_S)
     deadline = time.monotonic() + WRITE_TIMEOUT_S
