@@ -22,8 +22,12 @@ ADDITIONAL_CONFIG_KEYS = {
     "kda_prefill_backend": ("auto", "triton", "flashkda", "flashinfer"),
     "kda_decode_backend": ("auto", "native", "flashinfer", "triton"),
     "kda_spec_decode_backend": ("auto", "native", "flashinfer"),
+    "k3_decode": ("stock", "auto", "hopper"),
+    "k3_slots": (),
 }
-"""The ``--additional-config`` keys that Kimi K3 reads in vLLM 0.33.0; vLLM ignores any other key."""
+"""The ``--additional-config`` keys that Kimi K3 reads in vLLM 0.33.0, and those of the runtime (``k3_*``), with their
+values (none: any). Any other key is ignored by both.
+"""
 
 
 @dataclass(frozen=True)

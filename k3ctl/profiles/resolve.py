@@ -186,7 +186,9 @@ def _decode_values(profile: Profile) -> Iterator[tuple[str, str, Any]]:
         for name, value in decode.speculator.items():
             yield f"speculative_config.{name}", f"decode.speculator.{name}", value
     if decode.backend != "auto":
-        yield "additional_config.decode_backend", "decode.backend", decode.backend
+        own = decode.backend == "hopper"  # the runtime's switch: vLLM refuses values that it does not know
+        key = "k3_decode" if own else "decode_backend"
+        yield f"additional_config.{key}", "decode.backend", decode.backend
 
 
 def _leaves(key: str, value: Any) -> Iterator[str]:

@@ -106,7 +106,8 @@ class Serve(_Section):
 class Decode(_Section):
     """The decode path: backend, speculator, context parallelism and the batch budget."""
 
-    backend: Literal["auto", "latency_specialized"] = "auto"
+    backend: Literal["auto", "latency_specialized", "hopper"] = "auto"
+    """``latency_specialized``: vLLM's own, on Blackwell. ``hopper``: the runtime's, on Hopper."""
     speculator: dict[str, Any] | None = None
     """Fields of vLLM's ``speculative_config``; ``model`` comes from ``model.drafter``."""
     decode_context_parallel_size: int | None = None

@@ -13,12 +13,20 @@ if TYPE_CHECKING:
 
 SPECIALIZED = "latency_specialized"
 """Value of ``decode_backend`` that asks for the specialized path."""
+HOPPER = "hopper"
+"""Value of the runtime's own switch, ``k3_decode``, that asks for its decode path on Hopper."""
 
 
 def decode_backend(config: ResolvedConfig) -> str:
     """``decode_backend`` as vLLM reads it; a misspelt key counts as ``auto``."""
     extra = config.get("additional_config", {})
     return str(extra.get("decode_backend", "auto")) if isinstance(extra, Mapping) else "auto"
+
+
+def own_decode(config: ResolvedConfig) -> str:
+    """``k3_decode`` as the runtime reads it: `stock` where it is not given."""
+    extra = config.get("additional_config", {})
+    return str(extra.get("k3_decode", "stock")) if isinstance(extra, Mapping) else "stock"
 
 
 def speculator(config: ResolvedConfig) -> Mapping[str, Any] | None:

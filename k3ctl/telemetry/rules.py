@@ -260,7 +260,7 @@ def _path(view: View) -> Iterator[Alert]:
             "its counts may be wrong: use a build that the runtime names as known",
         )
     if (
-        path.backend != "latency_specialized"
+        path.backend not in {"latency_specialized", "hopper"}
         or path.engagement is None
         or decode_steps(path.counts) < MIN_STEPS
     ):

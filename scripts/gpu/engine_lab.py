@@ -44,6 +44,7 @@ class Lab:
         top = self.runner.model
         self.model = top.get_language_model() if hasattr(top, "get_language_model") else top
         self.decode = self.model.specialized_decode
+        self.decode.moe_provider = "cute"  # asked for by name until they are what automatic choice takes
         self.graphs: dict[str, Any] = {"none": self.manager.graphs}
         self.capture_s: dict[str, float] = {}
         self._requests = 0
@@ -164,6 +165,28 @@ class Lab:
         finally:
             self._watch = None
         return found
+
+    def differences(
+        self, prompts: list[list[int]], ours: list[list[int]], theirs: list[list[int]]
+    ) -> dict[str, Any]:
+        """Where tokens of two runs first differ, and the gap between both choices in vLLM's logits for that prefix.
+
+        A gap below the error of BF16 logits is a near-tie: either choice is right.
+        """
+        found: list[dict[str, Any]] = []
+        self.use(VLLM)
+        for prompt, a, b in zip(prompts, ours, theirs, strict=True):
+            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+            if at is not None:
+                logits = self.logits([prompt + b[:at]], 1)[0][-1].float()
+                gap = float(logits[b[at]] - logits[a[at]])
+                found.append({"at": at, "gap": round(gap, 4), "std": round(float(logits.std()), 3)})
+        return {
+            "requests": len(prompts),
+            "equal": len(prompts) - len(found),
+            "largest_gap": max((abs(x["gap"]) for x in found), default=0.0),
+            "differences": found,
+        }
 
     def step_times(self, batch: int, count: int) -> dict[str, float]:
         """Median engine step and median GPU time of a replay, in ms, of decode steps at ``batch`` requests."""

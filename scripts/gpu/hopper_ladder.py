@@ -1,12 +1,14 @@
 """The correctness ladder and the step times of the Hopper executor, unattended, on a GPU host.
 
-usage: hopper_ladder.py OUT [--engines small,large] [--layers 46] [--limit 560]
+usage: hopper_ladder.py OUT [--engines small,moe,verify,large] [--layers 46] [--limit 560]
 
 Each engine is a child process that writes OUT/<engine>.json after every part (a part that fails leaves its traceback
 there, and the next one runs) and its log to OUT/<engine>.log. Cheapest and most telling first:
 
   small   8 layers: graphs without us against our loop with vLLM's slots, bit by bit; our slots against FP64 from
           recorded inputs; our slots in graphs, teacher-forced and free; requests that come and go; step times; layers
+  moe     8 layers: the same with the feed-forward slot, and requests that are preempted
+  verify  8 layers with n-gram speculation: verify rows at every accepted length
   large   --layers layers (46: a stage of TP8 x PP2): step and GPU time with and without us, layers
 
 Needs vLLM 0.33.0, CuTe DSL and this repository on PYTHONPATH. Exit code 0 when every part ran, whatever it found.
@@ -31,6 +33,7 @@ ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 BEGAN = time.perf_counter()
 OURS = "mix,attend"
+ALL = "mix,attend,feed_forward"
 
 
 class Report:
@@ -93,6 +96,7 @@ def small(report: Report) -> None:
     """The ladder, on 8 layers."""
     report.part("machine", machine)
     from engine_lab import Lab
+    from fp64_checks import against_fp64
     from rank_model import write_config
 
     folder = write_config(Path("/tmp/k3-small"), layers=8, block=3)
@@ -185,162 +189,10 @@ def captured(lab: Any) -> dict[str, Any]:
     }
 
 
-def relative(a: Any, reference: Any) -> float:
-    """|a - reference| / |reference|."""
-    return float((a.double() - reference.double()).norm() / reference.double().norm().clamp_min(1e-300))
-
-
-def against_fp64(lab: Any) -> dict[str, Any]:
-    """Rung 2: one layer at a time, from inputs recorded in eager vLLM steps, on copies of the state."""
-    import torch
-
-    found: dict[str, Any] = {}
-    for batch in (1, 8, 64):
-        recorded = record_steps(lab, batch)
-        with torch.inference_mode():
-            found[f"B{batch} attend"] = [attend_errors(lab, *item) for item in recorded["attend"][:3]]
-            found[f"B{batch} mix"] = [mix_errors(item) for item in recorded["mix"][-8:]]
-    return found
-
-
-def record_steps(lab: Any, batch: int) -> dict[str, list[Any]]:
-    """Inputs, states and outputs of KDA blocks and mixtures in one eager decode step of vLLM."""
-    from vllm.forward_context import get_forward_context
-    from vllm.models.kimi_k3.nvidia import model as vllm_model
-
-    kept: dict[str, list[Any]] = {"attend": [], "mix": []}
-    before: dict[str, Any] = {}
-    hooks = []
-
-    def decoding(module: Any) -> Any:
-        metadata = (get_forward_context().attn_metadata or {}).get(module.prefix)
-        return (
-            metadata if metadata is not None and metadata.num_decodes and not metadata.num_prefills else None
-        )
-
-    def enter(module: Any, _args: Any, kwargs: Any) -> None:
-        metadata = decoding(module)
-        if metadata is None or len(kept["attend"]) >= 3:
-            return
-        slots = metadata.non_spec_state_indices_tensor[:batch].long()
-        conv, state = module.kv_cache[:2]
-        before[module.prefix] = (
-            kwargs["hidden_states"].clone(),
-            slots,
-            conv[slots].clone(),
-            state[slots].clone(),
-        )
-
-    def leave(module: Any, _args: Any, _kwargs: Any, output: Any) -> None:
-        if module.prefix not in before:
-            return
-        x, slots, conv, state = before.pop(module.prefix)
-        now = module.kv_cache[1][slots].clone()
-        kept["attend"].append(
-            (module, x, conv, state, output.clone(), now, module.kv_cache[0][slots].clone())
-        )
-
-    mixture = vllm_model.attn_res
-
-    def watched(prefix: Any, delta: Any, blocks: Any, *rest: Any, **named: Any) -> Any:
-        if prefix.shape[0] != batch or len(kept["mix"]) >= 40:
-            return mixture(prefix, delta, blocks, *rest, **named)
-        given = (prefix.clone(), None if delta is None else delta.clone(), blocks.clone(), rest, named)
-        out = mixture(prefix, delta, blocks, *rest, **named)
-        kept["mix"].append((given, out.clone(), prefix.clone()))
-        return out
-
-    layers = [x.self_attn for x in lab.decode.layers if hasattr(x.self_attn, "in_proj_qkvgfab")]
-    for attention in layers[-3:]:
-        hooks.append(attention.register_forward_pre_hook(enter, with_kwargs=True))
-        hooks.append(attention.register_forward_hook(leave, with_kwargs=True))
-    lab.use("vllm")
-    vllm_model.attn_res = watched
-    try:
-        with lab.eager():
-            lab.tokens(lab.prompts(batch), 4)
-    finally:
-        vllm_model.attn_res = mixture
-        for hook in hooks:
-            hook.remove()
-    return kept
-
-
-def attend_errors(
-    lab: Any, module: Any, x: Any, conv: Any, state: Any, out: Any, after: Any, conv_after: Any
-) -> Any:
-    """Our KDA block and vLLM's, against the formulas in FP64."""
-    import torch
-
-    from runtime.engine.hopper import weights
-    from runtime.kernels.common.launch.overlap import Overlap
-    from runtime.kernels.kda.composed import kda_decode_composed
-    from runtime.model.providers.kda import KdaBlock, KdaRows
-    from runtime.model.step import Buffers
-
-    w, n = weights.kda_weights(module), x.shape[0]
-    first = lab.decode.channels_first
-
-    def paged(t: Any, dtype: Any = None) -> Any:
-        return torch.cat([torch.zeros_like(t[:1]), t]).to(dtype or t.dtype)
-
-    slots = torch.arange(1, n + 1, device=x.device, dtype=torch.int32).view(n, 1)
-    windows = conv.transpose(1, 2).contiguous() if first else conv
-    wide_state, wide_windows = paged(state, torch.float64), paged(windows, torch.float64)
-    y = torch.empty(n, w.f_b.shape[0], dtype=torch.float64, device=x.device)
-    kda_decode_composed(
-        x.double() @ w.in_proj.double().T, w.f_b.double(), w.conv.double(), w.A_log.double(), w.dt_bias.double(),
-        w.norm.double(), wide_windows, wide_state, slots, None, y, lower_bound=w.lower_bound, eps=w.eps,
-    )  # fmt: skip
-    reference = y @ w.o_proj.double().T
-    buffers = Buffers.allocate(n, x.shape[1], 1, w.in_proj.shape[0], w.f_b.shape[0], x.device)
-    buffers.y.fill_(float("nan"))
-    our_state, our_windows = paged(state), paged(windows)
-    block = KdaBlock(w, Overlap())
-    ours = block(x, KdaRows(our_windows, our_state, slots, None), buffers, buffers.attention)
-    torch.cuda.synchronize()
-    kept = conv_after.transpose(1, 2) if first else conv_after
-    return {
-        "ours": relative(ours, reference), "vllm": relative(out, reference),
-        "ours_state": relative(our_state[1:], wide_state[1:]), "vllm_state": relative(after, wide_state[1:]),
-        "windows_differ": int((our_windows[1:, :3] != kept[:, :3]).sum()), "choice": block.core.choice.variant,
-        "in_proj": block.in_projection.choice(n).variant, "o_proj": block.o_proj.choice(n).variant,
-    }  # fmt: skip
-
-
-def mix_errors(item: Any) -> dict[str, Any]:
-    """Our mixture and vLLM's, against the formulas in FP64."""
-    from runtime.kernels.attn_res.dispatch import AttnRes
-    from runtime.kernels.attn_res.reference import attn_res
-    from runtime.kernels.attn_res.spec import AttnResSpec
-
-    (prefix, delta, blocks, rest, named), out, prefix_after = item
-    norm, vec, out_norm = (None if t is None else t.data for t in rest)
-    write = None if named["block_write_idx"] < 0 else named["block_write_idx"]
-
-    def wide(t: Any) -> Any:
-        return None if t is None else t.double()
-
-    summed = prefix if delta is None else (prefix.float() + delta.float()).to(prefix.dtype)
-    reference = attn_res(
-        wide(summed), None, wide(blocks), num_blocks=named["num_blocks"], write=write, score_norm=wide(norm),
-        score_vec=wide(vec), eps=named["eps"], out_norm=wide(out_norm), out_eps=named["output_norm_eps"],
-    ).out  # fmt: skip
-    spec = AttnResSpec(
-        prefix.shape[1], named["num_blocks"], write, delta is not None, out_norm is not None, named["eps"],
-        named["output_norm_eps"],
-    )  # fmt: skip
-    operator = AttnRes(spec, norm, vec, out_norm)
-    ours = prefix.new_full(prefix.shape, float("nan"))
-    operator(prefix, delta, blocks, ours)
-    return {
-        "ours": relative(ours, reference), "vllm": relative(out, reference), "blocks": named["num_blocks"],
-        "write": write, "prefix_equal": bool((prefix == prefix_after).all()), "choice": operator.choice.variant,
-    }  # fmt: skip
-
-
 def forced(lab: Any, label: str, steps: int = 10) -> dict[str, Any]:
     """Rung 3: the same tokens through our graphs; logits against those of vLLM, step by step."""
+    from fp64_checks import relative
+
     found: dict[str, Any] = {}
     for batch in (1, 3, 8, 33, 64):
         prompts = lab.prompts(batch)
@@ -364,45 +216,39 @@ def forced(lab: Any, label: str, steps: int = 10) -> dict[str, Any]:
     return found
 
 
-def promises(lab: Any, steps: int = 10) -> dict[str, Any]:
+def promises(lab: Any, label: str = OURS, steps: int = 10) -> dict[str, Any]:
     """Our kernels overlapped by promises give the bits of the same kernels without."""
     found = {}
     for batch in (1, 8, 64):
         prompts = lab.prompts(batch, seed=5)
-        lab.use(OURS + "/alone")
+        lab.use(label + "/alone")
         alone = lab.logits(prompts, steps)
-        lab.use(OURS)
+        lab.use(label)
         runs = [lab.logits(prompts, steps) for _ in range(3)]
         found[batch] = [all(bool((a == b).all()) for a, b in zip(run, alone, strict=True)) for run in runs]
     return found
 
 
-def free_tokens(lab: Any, count: int = 48) -> dict[str, Any]:
-    """Rung 4: greedy tokens on damped weights; the first difference of each request, if any."""
+def free_tokens(lab: Any, count: int = 48, label: str = OURS) -> dict[str, Any]:
+    """Rung 4: greedy tokens on damped weights; where they differ, how far apart vLLM's own logits are there."""
     found = {}
     for batch in (1, 8, 64):
         prompts = lab.prompts(batch, seed=9)
         lab.use("vllm")
         theirs = lab.tokens(prompts, count)
-        lab.use(OURS)
-        ours = lab.tokens(prompts, count)
-        first = [
-            next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
-            for a, b in zip(ours, theirs, strict=True)
-        ]
-        found[batch] = {
-            "equal": sum(x is None for x in first), "of": batch,
-            "first_differences": [x for x in first if x is not None],
-            "distinct": len({t for row in theirs for t in row}),
-        }  # fmt: skip
+        lab.use(label)
+        found[batch] = lab.differences(prompts, lab.tokens(prompts, count), theirs)
+        found[batch]["distinct"] = len({t for row in theirs for t in row})
     return found
 
 
-def coming_and_going(lab: Any) -> dict[str, Any]:
+def coming_and_going(lab: Any, label: str = OURS) -> dict[str, Any]:
     """Rung 5: requests that arrive while others decode, of different lengths, so that prefills interleave."""
 
+    prompts = [lab.prompts(1, 40 + 13 * i, seed=50 + i)[0] for i in range(12)]
+
     def run() -> list[list[int]]:
-        waiting = [(lab.prompts(1, 40 + 13 * i, seed=50 + i)[0], 20 + 5 * (i % 4)) for i in range(12)]
+        waiting = [(prompt, 20 + 5 * (i % 4)) for i, prompt in enumerate(prompts)]
         names = [lab.add(*waiting.pop(0)) for _ in range(2)]
 
         def arrive(number: int, _: float) -> None:
@@ -414,16 +260,8 @@ def coming_and_going(lab: Any) -> dict[str, Any]:
 
     lab.use("vllm")
     theirs, again = run(), run()
-    lab.use(OURS)
-    ours = run()
-    return {
-        "requests": len(theirs), "vllm_repeats": theirs == again,
-        "equal": sum(a == b for a, b in zip(ours, theirs, strict=True)),
-        "first_differences": [
-            next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
-            for a, b in zip(ours, theirs, strict=True)
-        ],
-    }  # fmt: skip
+    lab.use(label)
+    return {"vllm_repeats": theirs == again, **lab.differences(prompts, run(), theirs)}
 
 
 # ---- how fast ---------------------------------------------------------------------------------------------
@@ -464,6 +302,66 @@ def traced(
     return found
 
 
+def moe(report: Report) -> None:
+    """The feed-forward slot too, on 8 layers."""
+    report.part("machine", machine)
+    from engine_lab import Lab
+    from rank_model import write_config
+    from verify_rows import preempted
+
+    folder = write_config(Path("/tmp/k3-small"), layers=8, block=3)
+    extension = {"worker_extension_cls": "runtime.witness.worker.WitnessExtension"}
+    lab = report.part("engine", lambda: Lab(str(folder), 12 << 30, **extension))
+    if lab is None:
+        return
+    report.part("stock slots are vLLM, bit by bit", lambda: stock_slots(lab, 4))
+    report.part("weights", lambda: moe_layout(lab))
+    for label in ("feed_forward", ALL):
+        report.part(f"{label}: teacher-forced", lambda label=label: forced(lab, label))
+    report.part("kernels of the captures", lambda: captured(lab))
+    report.part("promises change no bit", lambda: promises(lab, ALL))
+    best = ALL if "error" not in report.data[f"{ALL}: teacher-forced"] else OURS
+    report.part("free tokens", lambda: free_tokens(lab, label=best))
+    report.part("requests come and go", lambda: coming_and_going(lab, best))
+    report.part("preempted and resumed", lambda: preempted(lab, best))
+    report.part("free tokens, mix and attend", lambda: free_tokens(lab, label=OURS))
+
+
+def moe_layout(lab: Any) -> dict[str, Any]:
+    """How vLLM keeps the experts after loading, and what our block makes of them."""
+    from runtime.engine.hopper import weights
+
+    block = lab.decode.layers[-1].mlp
+    routed = block.experts.routed_experts
+    names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+    tensors = {n: [list(getattr(routed, n).shape), str(getattr(routed, n).dtype)] for n in names}
+    return {**tensors, "spec": str(weights.moe_weights(block).spec)}
+
+
+def verify(report: Report) -> None:
+    """Verify rows, on 8 layers with three drafts."""
+    report.part("machine", machine)
+    from engine_lab import Lab
+    from rank_model import write_config
+    from verify_rows import DRAFTS, accepted_lengths, forced_rows
+
+    folder = write_config(Path("/tmp/k3-small"), layers=8, block=3)
+    speculation = {
+        "method": "ngram",
+        "num_speculative_tokens": DRAFTS,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 2,
+    }
+    lab = report.part("engine", lambda: Lab(str(folder), 12 << 30, speculative_config=speculation))
+    if lab is None:
+        return
+    report.part("seam", lambda: seam(lab))
+    report.part("every accepted length", lambda: accepted_lengths(lab, OURS))
+    report.part("verify rows, teacher-forced", lambda: forced_rows(lab, OURS))
+    report.part("kernels of the captures", lambda: captured(lab))
+    report.part("step times", lambda: step_times(lab, ("vllm", OURS), (1, 4, 16), 60))
+
+
 def large(report: Report, layers: int) -> None:
     """The times, on a stage's layers."""
     report.part("machine", machine)
@@ -476,10 +374,11 @@ def large(report: Report, layers: int) -> None:
         return
     report.part("seam", lambda: seam(lab))
     report.part("step times", lambda: step_times(lab, ("vllm", OURS), (1, 8, 64), 60))
-    report.part("layers", lambda: traced(lab, layers, ("vllm", OURS), (1, 8, 64), report.path))
+    report.part("step times, all slots", lambda: step_times(lab, ("vllm", ALL), (1, 8, 64), 60))
     report.part("kernels of the captures", lambda: lab.decode.kernels)
+    report.part("layers", lambda: traced(lab, layers, ("vllm", OURS, ALL), (1, 8, 64), report.path))
+    report.part("other sizes", lambda: step_times(lab, ("vllm", ALL), (2, 4, 16, 32), 40))
     report.part("stock slots", lambda: step_times(lab, ("vllm", "none"), (1, 8), 60))
-    report.part("free tokens", lambda: free_tokens(lab, 24))
 
 
 def _run(command: list[str], log: Path, deadline: float) -> int:
@@ -519,7 +418,7 @@ def main() -> None:
         # vLLM inspects our model class in a process of its own
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         report = Report(a.out / f"{a.child}.json", a.deadline)
-        small(report) if a.child == "small" else large(report, a.layers)
+        {"small": small, "verify": verify, "moe": moe}.get(a.child, lambda r: large(r, a.layers))(report)
         sys.stdout.flush()
         os._exit(0)  # vLLM's teardown may take long, and nothing is left to say
     deadline = time.time() + a.limit

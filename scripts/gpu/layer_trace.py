@@ -11,6 +11,7 @@ from typing import Any
 
 MIXTURE = re.compile(r"attn_res", re.I)
 KDA = re.compile(r"kda|recurrent", re.I)
+MOE = re.compile(r"humming|ExpertsGateUp|moe_experts", re.I)
 
 
 def short(name: str) -> str:
@@ -41,7 +42,7 @@ def layers(path: str, count: int) -> dict[str, Any]:
         for layer in range(count):
             a, b, c = step[2 * layer : 2 * layer + 3]
             kind = ("KDA" if any(KDA.search(e["name"]) for e in events[a:b]) else "MLA") + (
-                " + MoE" if any("humming" in e["name"] for e in events[b:c]) else " + dense"
+                " + MoE" if any(MOE.search(e["name"]) for e in events[b:c]) else " + dense"
             )
             start = events[a]["ts"]
             found[kind].append(

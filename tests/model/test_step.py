@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime.kernels.common.launch.overlap import Overlap
-from runtime.model.providers import kda, mix
+from runtime.model.providers import kda, mix, moe
 from runtime.model.step import Launch, LayerSlots, Residual, Slot, SlotChoice, overlaps, run
 
 # ---- the loop ---------------------------------------------------------------------------------------------
@@ -157,13 +157,16 @@ def chain(
         else:
             found.append(Launch("stock attend", i, ours=False))
         mixture(i, None, not starts)
-        found.append(Launch("stock feed_forward", i, ours=False))
+        if i > 0 and f"feed{i}" in ours:
+            found += moe.launches(i)
+        else:
+            found.append(Launch("stock feed_forward", i, ours=False))
     if last:
         mixture(None, None, True)
     return found
 
 
-EVERYTHING = {f"{name}{i}" for i in range(8) for name in ("mix", "attend")} | {"last"}
+EVERYTHING = {f"{name}{i}" for i in range(8) for name in ("mix", "attend", "feed")} | {"last"}
 
 
 @pytest.mark.parametrize("tp", [False, True])
@@ -188,7 +191,7 @@ def test_promises_hold_for_every_mixture_of_slots() -> None:
 
 
 def test_the_promises_of_a_kda_layer() -> None:
-    launches = chain(2, kinds="k", block=12, ours=EVERYTHING, tp=False)
+    launches = chain(2, kinds="k", block=12, ours=EVERYTHING - {"feed1"}, tp=False)
     said = [(x.op, p.settled, p.early_trigger) for x, p in zip(launches, overlaps(launches), strict=True)]
     assert said[7:12] == [
         ("attn_res", False, True),  # the MoE before it is not ours
@@ -203,6 +206,20 @@ def test_the_promises_of_a_kda_layer() -> None:
     over_group = chain(2, kinds="k", block=12, ours=EVERYTHING, tp=True)
     promised = overlaps(over_group)
     assert [p.settled for x, p in zip(over_group, promised, strict=True) if x.op == "attn_res"] == [False] * 5
+
+
+def test_the_promises_of_a_moe_block() -> None:
+    launches = chain(3, kinds="k", block=12, ours=EVERYTHING, tp=False)
+    promised = dict(zip(((x.op, x.layer) for x in launches), overlaps(launches), strict=True))
+    # the mixture before the router is followed by a kernel that reads only weights early
+    assert promised["attn_res", 1] == Overlap(settled=True, early_trigger=True)
+    # the groups were written two kernels before
+    assert promised["moe_experts", 1] == Overlap(settled=True, early_trigger=False)
+    close = [x for x in launches if x.op not in ("latent_down", "shared_down")]
+    assert (
+        dict(zip(((x.op, x.layer) for x in close), overlaps(close), strict=True))["moe_experts", 1]
+        == Overlap()
+    )
 
 
 def wrong_rules() -> dict[str, list[Overlap]]:

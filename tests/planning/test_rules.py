@@ -30,6 +30,7 @@ def no_multicast():
     return replace(hardware, domains=(replace(hardware.domains[0], multicast="no"),))
 
 
+H = "h200-tp8-pp2"
 # rule: (base profile, changes, environment, hardware, workload)
 FIRING = {
     "requires.gpu": ("b300-tp8", {}, {}, "GB300:8", {}),
@@ -107,6 +108,50 @@ FIRING = {
         {},
     ),
     "specialized.multicast": ("b300-tp8", {}, {}, no_multicast(), {}),
+    "hopper.gpu": (H, {}, {}, "B300:16", {}),
+    "hopper.model": (H, {"hf_overrides": {"text_config": {"num_experts": 384}}}, {}, None, {}),
+    "hopper.vllm": (H, {}, {}, None, {"vllm": "0.32.0"}),
+    "hopper.both": (H, {"additional_config.decode_backend": "latency_specialized"}, {}, None, {}),
+    "hopper.dp": (H, {"data_parallel_size": 2}, {}, None, {}),
+    "hopper.dcp": (H, {"decode_context_parallel_size": 8}, {}, None, {}),
+    "hopper.pcp": (H, {"prefill_context_parallel_size": 2}, {}, None, {}),
+    "hopper.ep": (H, {"enable_expert_parallel": True}, {}, None, {}),
+    "hopper.dbo": (H, {"enable_dbo": True}, {}, None, {}),
+    "hopper.sleep": (H, {"enable_sleep_mode": True}, {}, None, {}),
+    "hopper.lora": (H, {"enable_lora": True}, {}, None, {}),
+    "hopper.v2-runner": (H, {}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, None, {}),
+    "hopper.torch-compile": (
+        H,
+        {"compilation_config.mode": 1},
+        {"VLLM_USE_BREAKABLE_CUDAGRAPH": "0"},
+        None,
+        {},
+    ),
+    "hopper.full-graphs": (H, {"enforce_eager": True}, {}, None, {}),
+    "hopper.kda-dtypes": (H, {"mamba_ssm_cache_dtype": "bfloat16"}, {}, None, {}),
+    "hopper.replayssm": (H, {"use_replayssm": True}, {}, None, {}),
+    "hopper.adaptive-verification": (
+        H,
+        {
+            "speculative_config": {
+                "method": "dspark",
+                "num_speculative_tokens": 3,
+                "enable_adaptive_verification": True,
+            }
+        },
+        {},
+        None,
+        {},
+    ),
+    "hopper.drafts": (
+        H,
+        {"speculative_config": {"method": "dspark", "num_speculative_tokens": 8}},
+        {},
+        None,
+        {},
+    ),
+    "hopper.rows": (H, {"max_num_seqs": 128}, {}, None, {"concurrency": 100}),
+    "hopper.plugin": (H, {}, {"VLLM_PLUGINS": "k3_witness"}, None, {}),
     "additional-config.key": (
         "b300-tp8",
         {"additional_config": {"decode_bakend": "latency_specialized"}},

@@ -1,6 +1,15 @@
 """The rules that predict what vLLM will do with a deployment, each with its vLLM range, date and source."""
 
-from k3ctl.planning.rules import checked, combinations, costs, environment, requirements, silent, unchecked
+from k3ctl.planning.rules import (
+    checked,
+    combinations,
+    costs,
+    environment,
+    hopper,
+    requirements,
+    silent,
+    unchecked,
+)
 from k3ctl.planning.rules.base import Effect, PlanFinding, PlanRule, changes, evaluate
 
 ALL: tuple[PlanRule, ...] = (
@@ -8,6 +17,7 @@ ALL: tuple[PlanRule, ...] = (
     *combinations.RULES,
     *checked.RULES,
     *unchecked.RULES,
+    *hopper.RULES,
     *silent.RULES,
     *environment.RULES,
     *costs.RULES,

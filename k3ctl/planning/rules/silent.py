@@ -46,7 +46,7 @@ def unknown_value(d: Proposal) -> Hit | None:
     if not isinstance(extra, dict):
         return None
     for key, choices in ADDITIONAL_CONFIG_KEYS.items():
-        if key != "decode_backend" and extra.get(key) is not None and extra[key] not in choices:
+        if key != "decode_backend" and choices and extra.get(key) is not None and extra[key] not in choices:
             return Hit(f"additional_config.{key} is `{extra[key]}`", f"use one of {', '.join(choices)}")
     return None
 

@@ -24,6 +24,8 @@ from runtime.model.decode import Path, plan
 from runtime.model.providers.kda import KdaBlock, KdaRows
 from runtime.model.providers.kda import launches as kda_launches
 from runtime.model.providers.mix import MixKernel, MixSite
+from runtime.model.providers.moe import MoeBlock, MoeBuffers
+from runtime.model.providers.moe import launches as moe_launches
 from runtime.model.step import Buffers, Launch, LayerSlots, Residual, Slot, SlotChoice
 
 logger = logging.getLogger("vllm.k3_runtime")
@@ -36,6 +38,7 @@ class Step:
     metadata: tuple[Any, ...]
     positions: Tensor
     intermediate_tensors: Any
+    padding: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Bound:
     mix_attention: MixKernel | None
     attend: KdaBlock | None
     mix_feed_forward: MixKernel | None
+    feed_forward: MoeBlock | None
 
 
 class HopperDecode:
@@ -56,6 +60,8 @@ class HopperDecode:
 
     def __init__(self, backbone: Any, setup: HopperSetup, provider: str = "auto") -> None:
         self.backbone, self.setup, self.provider = backbone, setup, provider
+        self.moe_provider = provider
+        self.moe_buffers: MoeBuffers | None = None
         self.kernels: dict[int, dict[str, int]] = {}
         self.layers = tuple(backbone.layers[backbone.start_layer : backbone.end_layer])
         self.query_len = setup.query_len
@@ -103,10 +109,21 @@ class HopperDecode:
                 self.kda[layer.layer_idx], promise, self.query_len, stock.all_reduce(), self.provider
             )
 
+        def feed_forward(layer: Any) -> MoeBlock | None:
+            if not self._feeds(layer):
+                return None
+            promise = promised["moe_experts", layer.layer_idx].popleft()
+            return MoeBlock(weights.moe_weights(layer.mlp), promise, stock.all_reduce(), self.moe_provider)
+
         self.bound = tuple(
-            Bound(mix(before, layer.layer_idx), attend(layer), mix(after, layer.layer_idx))
+            Bound(
+                mix(before, layer.layer_idx), attend(layer), mix(after, layer.layer_idx), feed_forward(layer)
+            )
             for layer, (before, after) in zip(self.layers, self._sites(), strict=True)
         )
+        first = next((b.feed_forward for b in self.bound if b.feed_forward is not None), None)
+        if first is not None and self.moe_buffers is None:
+            self.moe_buffers = first.buffers(max(self.setup.rows, default=1))
         self.last = mix(self._last_site(), None)
 
     def fallbacks(self) -> list[str]:
@@ -120,7 +137,13 @@ class HopperDecode:
             for part in (layer.mix_attention, layer.mix_feed_forward, layer.attend)
         ]
         choices = [part.choice for part in (*bound, self.last) if part is not None]
+        choices += [
+            c for layer in self.bound if layer.feed_forward is not None for c in layer.feed_forward.choices
+        ]
         return sorted({f"{c.op} would run {c.variant}: {c.reason}" for c in choices if c.fallback})
+
+    def _feeds(self, layer: Any) -> bool:
+        return weights.is_moe(layer.mlp) and self.slots.ours(Slot.FEED_FORWARD, layer.layer_idx)
 
     def _attends(self, layer: Any) -> bool:
         return layer.layer_idx in self.kda and self.slots.ours(Slot.ATTEND, layer.layer_idx)
@@ -154,7 +177,10 @@ class HopperDecode:
             else:
                 found.append(other(Slot.ATTEND, index))
             found.append(after.launch if mixes else other(Slot.MIX, index))
-            found.append(other(Slot.FEED_FORWARD, index))
+            if self._feeds(layer):
+                found += moe_launches(index)
+            else:
+                found.append(other(Slot.FEED_FORWARD, index))
         if (last := self._last_site()) is not None:
             found.append(last.launch if self.slots.ours(Slot.MIX, None) else other(Slot.MIX, None))
         return found
@@ -189,6 +215,9 @@ class HopperDecode:
                 conv_state = conv_state.transpose(1, 2) if self.channels_first else conv_state
                 where = KdaRows(conv_state, state, slots, accepted if query_len > 1 else None)
                 bound.attend.local(buffers.x, where, buffers, buffers.attention)
+            if bound.feed_forward is not None and self.moe_buffers is not None:
+                padding = torch.ones(size, dtype=torch.bool, device=buffers.x.device)
+                bound.feed_forward.local(buffers.x, self.moe_buffers.head(size), padding)
         if self.last is not None:
             self.last(residual, buffers.x)
 
@@ -223,7 +252,8 @@ class HopperDecode:
         decided = None if batch is None else plan(batch, self.setup.decode)
         if decided is None or decided.path is not Path.SPECIALIZED or decided.query_len != self.query_len:
             return None
-        return Step(metadata, positions, intermediate_tensors)
+        padding = context.is_padding
+        return Step(metadata, positions, intermediate_tensors, None if padding is None else padding[:size])
 
     def run(self, step: Step, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Any:
         """The hidden states of a planned step, as vLLM's own ``KimiLinearModel.forward`` returns them: before the final
@@ -288,8 +318,15 @@ class HopperDecode:
             mix_feed_forward=self._mix(
                 bound.mix_feed_forward, partial(stock.mix_before_feed_forward, layer), buffers
             ),
-            feed_forward=layer.mlp,
+            feed_forward=self._feed_forward(layer, bound, step),
         )
+
+    def _feed_forward(self, layer: Any, bound: Bound, step: Step) -> loop.Block:
+        if bound.feed_forward is None or self.moe_buffers is None:
+            block: loop.Block = layer.mlp
+            return block
+        size = step.positions.shape[0]
+        return partial(bound.feed_forward, buffers=self.moe_buffers.head(size), padding=step.padding)
 
     @staticmethod
     def _mix(ours: MixKernel | None, theirs: loop.Mix, buffers: Buffers) -> loop.Mix:

@@ -38,7 +38,7 @@ class K3Hopper(KimiLinearForCausalLM):
             return
         from runtime.engine.hopper.executor import HopperDecode
 
-        reasons = weights.problems(self.model)
+        reasons = weights.problems(self.model, self.hopper.slots)
         decode: Any = None if reasons else HopperDecode(self.model, self.hopper)
         if reasons := reasons or decode.fallbacks():
             if self.hopper.asked == HOPPER:

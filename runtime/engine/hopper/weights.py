@@ -14,8 +14,14 @@ from runtime.kernels.attn_res.spec import check_weights as check_mix
 from runtime.kernels.common.launch.arguments import check_tensor
 from runtime.kernels.kda.spec import HEAD_SIZE, TAPS, KdaDecodeSpec
 from runtime.kernels.kda.spec import check_weights as check_kda
+from runtime.kernels.moe_experts.spec import MoeExpertsSpec
+from runtime.kernels.moe_experts.spec import check_weights as check_experts
 from runtime.model.providers.kda import KdaWeights
 from runtime.model.providers.mix import MixKernel, MixSite
+from runtime.model.providers.moe import MoeWeights
+from runtime.model.step import Slot, SlotChoice
+
+SITU = (4.0, 25.0)
 
 
 def is_kda(attention: Any) -> bool:
@@ -59,6 +65,60 @@ def _plain(linear: Any, name: str, shape: tuple[int, int]) -> Tensor:
     weight: Tensor = linear.weight.data
     check_tensor(name, weight, shape=shape, dtype=torch.bfloat16, contiguous_from=0)
     return weight
+
+
+def is_moe(feed_forward: Any) -> bool:
+    """Whether a feed-forward module is K3's LatentMoE with a shared expert."""
+    return getattr(feed_forward, "shared_experts", None) is not None
+
+
+def moe_weights(moe: Any) -> MoeWeights:
+    """The weights of vLLM's ``KimiMoE``; see ``MoeWeights`` for shapes.
+
+    Raises ``ValueError`` when a parameter does not have the shape, dtype or layout that our kernels read.
+    """
+    hidden, experts = moe.gate.weight.shape[1], moe.gate.weight.shape[0]
+    latent = moe.routed_expert_down_proj.weight.shape[0]
+    inner = moe.shared_experts.down_proj.weight.shape[1]
+    routed = moe.experts.routed_experts
+    found = tuple(
+        getattr(routed, name).data
+        for name in ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+    )
+    width = found[1].shape[-1] // 2  # [E, K/32, 2 I] in Humming's layout
+    activation = moe.shared_experts.act_fn
+    spec = MoeExpertsSpec(
+        latent,
+        width,
+        experts,
+        moe.experts.moe_config.experts_per_token,
+        activation.beta,
+        activation.linear_beta or 0.0,
+    )
+    if (spec.beta, spec.linear_beta) != SITU:
+        raise ValueError(
+            f"SiTU {spec.beta}/{spec.linear_beta}: the shared expert's kernel knows {SITU[0]}/{SITU[1]}"
+        )
+    check_experts(spec, *found)
+    if (
+        moe.num_expert_group != 1
+        or moe.moe_router_activation_func != "sigmoid"
+        or moe.routed_expert_norm is None
+    ):
+        raise ValueError("a router of several groups, or not sigmoid, or a latent without norm")
+    return MoeWeights(
+        router=_plain(moe.gate, "gate", (experts, hidden)),
+        bias=moe.gate.e_score_correction_bias.data,
+        shared_gate_up=_plain(moe.shared_experts.gate_up_proj, "gate_up_proj", (2 * inner, hidden)),
+        shared_down=_plain(moe.shared_experts.down_proj, "down_proj", (hidden, inner)),
+        down=_plain(moe.routed_expert_down_proj, "routed_expert_down_proj", (latent, hidden)),
+        up=_plain(moe.routed_expert_up_proj, "routed_expert_up_proj", (hidden, latent)),
+        experts=found,
+        spec=spec,
+        renormalize=bool(moe.moe_renormalize),
+        scaling=float(moe.routed_scaling_factor),
+        norm=moe.routed_expert_norm,
+    )
 
 
 def mix_before_attention(layer: Any, *, first: bool) -> MixSite:
@@ -122,8 +182,11 @@ def check_site(site: MixSite) -> None:
     check_mix(MixKernel.spec(site, Overlap()), site.score_norm, site.score_vec, site.out_norm)
 
 
-def problems(backbone: Any) -> list[str]:
-    """Every reason why the loaded weights of vLLM's ``KimiLinearModel`` cannot be read in place, each once."""
+def problems(backbone: Any, slots: SlotChoice) -> list[str]:
+    """Every reason why the loaded weights of vLLM's ``KimiLinearModel`` cannot be read in place, each once.
+
+    slots: only what they take is read.
+    """
     found: dict[str, int] = {}
     layers = list(backbone.layers[backbone.start_layer : backbone.end_layer])
     for layer in layers:
@@ -132,6 +195,8 @@ def problems(backbone: Any) -> list[str]:
                 kda_weights(layer.self_attn)
             check_site(mix_before_attention(layer, first=layer is layers[0]))
             check_site(mix_before_feed_forward(layer))
+            if is_moe(layer.mlp) and slots.ours(Slot.FEED_FORWARD, layer.layer_idx):
+                moe_weights(layer.mlp)
         except (ValueError, AttributeError) as error:
             found.setdefault(str(error), layer.layer_idx)
     return [f"layer {index}: {reason}" for reason, index in found.items()]

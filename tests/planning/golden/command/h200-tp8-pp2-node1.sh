@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# h200-tp8-pp2: Two HGX H200 nodes, TP8 in each, pipeline between them; the standard path
+# h200-tp8-pp2: Two HGX H200 nodes, TP8 in each, pipeline between them; decode steps through the runtime's own path
 # Rendered by k3ctl 0.1.0; status: untested
 # node 1 of 2
 set -euo pipefail
@@ -15,9 +15,7 @@ exec vllm serve moonshotai/Kimi-K3 \
   --load-format fastsafetensors \
   --gpu-memory-utilization 0.97 \
   --max-model-len 32768 \
-  --moe-backend marlin \
-  --attention-backend FLASHMLA \
-  --disable-custom-all-reduce \
+  --moe-backend humming \
   --reasoning-parser kimi_k3 \
   --enable-auto-tool-choice \
   --tool-call-parser kimi_k3 \
@@ -25,6 +23,7 @@ exec vllm serve moonshotai/Kimi-K3 \
   --nnodes 2 \
   --max-num-seqs 5 \
   --max-num-batched-tokens 4096 \
+  --additional-config '{"k3_decode":"hopper"}' \
   --host 127.0.0.1 \
   --port 8000 \
   --node-rank 1 \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# h200-tp8-pp2: Two HGX H200 nodes, TP8 in each, pipeline between them; the standard path
+# h200-tp8-pp2: Two HGX H200 nodes, TP8 in each, pipeline between them; decode steps through the runtime's own path
 # Rendered by k3ctl 0.1.0; status: untested
 # every other node
 set -euo pipefail
