@@ -33,7 +33,7 @@ class Lab:
         self.llm = LLM(
             model=model, skip_tokenizer_init=True, load_format=rank_model.LOAD_FORMAT, max_model_len=4096,
             max_num_seqs=64, max_num_batched_tokens=4096, seed=0, kv_cache_memory_bytes=kv_bytes,
-            gpu_memory_utilization=0.95, compilation_config={"cudagraph_capture_sizes": SIZES},
+            gpu_memory_utilization=0.5, compilation_config={"cudagraph_capture_sizes": SIZES},
             additional_config={"k3_decode": "hopper", "k3_slots": "none"}, **arguments,
         )  # fmt: skip
         self.build_s = time.perf_counter() - began

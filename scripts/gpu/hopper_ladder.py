@@ -101,7 +101,7 @@ def small(report: Report) -> None:
 
     folder = write_config(Path("/tmp/k3-small"), layers=8, block=3)
     extension = {"worker_extension_cls": "runtime.witness.worker.WitnessExtension"}
-    lab = report.part("engine", lambda: Lab(str(folder), 12 << 30, **extension))
+    lab = report.part("engine", lambda: Lab(str(folder), 4 << 30, **extension))
     if lab is None:
         return
     report.part("seam", lambda: seam(lab))
@@ -311,7 +311,7 @@ def moe(report: Report) -> None:
 
     folder = write_config(Path("/tmp/k3-small"), layers=8, block=3)
     extension = {"worker_extension_cls": "runtime.witness.worker.WitnessExtension"}
-    lab = report.part("engine", lambda: Lab(str(folder), 12 << 30, **extension))
+    lab = report.part("engine", lambda: Lab(str(folder), 4 << 30, **extension))
     if lab is None:
         return
     report.part("stock slots are vLLM, bit by bit", lambda: stock_slots(lab, 4))
@@ -352,7 +352,7 @@ def verify(report: Report) -> None:
         "prompt_lookup_max": 3,
         "prompt_lookup_min": 2,
     }
-    lab = report.part("engine", lambda: Lab(str(folder), 12 << 30, speculative_config=speculation))
+    lab = report.part("engine", lambda: Lab(str(folder), 4 << 30, speculative_config=speculation))
     if lab is None:
         return
     report.part("seam", lambda: seam(lab))
@@ -362,17 +362,19 @@ def verify(report: Report) -> None:
     report.part("step times", lambda: step_times(lab, ("vllm", OURS), (1, 4, 16), 60))
 
 
-def large(report: Report, layers: int) -> None:
+def large(report: Report, layers: int, wait_for: Path | None = None) -> None:
     """The times, on a stage's layers."""
     report.part("machine", machine)
     from engine_lab import Lab
     from rank_model import write_config
 
     folder = write_config(Path("/tmp/k3-large"), layers=layers, block=6)
-    lab = report.part("engine", lambda: Lab(str(folder), 14 << 30))
+    lab = report.part("engine", lambda: Lab(str(folder), 7 << 30))
     if lab is None:
         return
     report.part("seam", lambda: seam(lab))
+    report.part("captured", lambda: [lab.use(label) for label in ("vllm", OURS, ALL)] and lab.capture_s)
+    report.part("waited s", lambda: waited(wait_for))
     report.part("step times", lambda: step_times(lab, ("vllm", OURS), (1, 8, 64), 60))
     report.part("step times, all slots", lambda: step_times(lab, ("vllm", ALL), (1, 8, 64), 60))
     report.part("kernels of the captures", lambda: lab.decode.kernels)
@@ -398,6 +400,14 @@ def _run(command: list[str], log: Path, deadline: float) -> int:
         return code
 
 
+def waited(path: Path | None, most_s: float = 90.0) -> float:
+    """Wait until another engine on the same GPU is done, so that times are of this one alone."""
+    began = time.perf_counter()
+    while path is not None and not path.exists() and time.perf_counter() - began < most_s:
+        time.sleep(0.2)
+    return time.perf_counter() - began
+
+
 def main() -> None:
     """Run the engines one after the other, or one of them (``--child``)."""
     parser = argparse.ArgumentParser(
@@ -409,6 +419,9 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=float, default=560.0, help="seconds for everything; later parts are left out"
     )
+    parser.add_argument(
+        "--wait-for", type=Path, help="measure `large` only once this file exists, 90 s at most"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
     a = parser.parse_args()
@@ -418,7 +431,9 @@ def main() -> None:
         # vLLM inspects our model class in a process of its own
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         report = Report(a.out / f"{a.child}.json", a.deadline)
-        {"small": small, "verify": verify, "moe": moe}.get(a.child, lambda r: large(r, a.layers))(report)
+        {"small": small, "verify": verify, "moe": moe}.get(a.child, lambda r: large(r, a.layers, a.wait_for))(
+            report
+        )
         sys.stdout.flush()
         os._exit(0)  # vLLM's teardown may take long, and nothing is left to say
     deadline = time.time() + a.limit
@@ -429,6 +444,7 @@ def main() -> None:
             print(f"{engine}: no time left", flush=True)
             break
         command = [sys.executable, __file__, str(a.out), "--child", engine, "--layers", str(a.layers)]
+        command += ["--wait-for", str(a.wait_for)] if a.wait_for else []
         codes.append(_run([*command, "--deadline", str(deadline - 15)], a.out / f"{engine}.log", deadline))
         print(f"{engine}: exit code {codes[-1]}", flush=True)
     sys.exit(0 if codes and not any(codes) else 1)
