@@ -15,6 +15,10 @@ from runtime.kernels.kda import dispatch as kda
 from runtime.kernels.kda.shapes import Split, Stream
 from runtime.kernels.kda.spec import KdaDecodeSpec
 from runtime.kernels.kda.spec import unsupported as kda_unsupported
+from runtime.kernels.moe_experts import dispatch as moe_experts
+from runtime.kernels.moe_experts.spec import MoeExpertsSpec
+from runtime.kernels.moe_route import dispatch as moe_route
+from runtime.kernels.moe_route.spec import MoeRouteSpec
 from runtime.kernels.skinny_gemm import dispatch as skinny
 from runtime.kernels.skinny_gemm.dispatch import choose_skinny_gemm
 from runtime.kernels.skinny_gemm.spec import SkinnyGemmSpec
@@ -116,8 +120,10 @@ class CompiledLater:
     def compiled(self, *key):
         self.kernels.add(key)
 
-    def prepare(self, k, plan, bucket, epilogue, arch):
-        self.kernels.add((k, bucket, epilogue, arch))
+    def prepare(self, *key):
+        self.kernels.add(key)
+
+    compiled_gate_up = compiled_down = compiled
 
 
 @pytest.mark.parametrize("tokens", [1, 4])
@@ -149,7 +155,7 @@ def test_after_prepare_no_call_of_a_projection_compiles(monkeypatch):
     plan = skinny.plan_of(operator.spec, HOPPER)
     taken = [rows for rows in range(1, 65) if operator.choice(rows).variant == "cute"]
     assert taken
-    assert {(1536, plan.bucket(rows), "bf16", "sm_90a") for rows in taken} == later.kernels
+    assert {(1536, plan, plan.bucket(rows), "bf16", "sm_90a") for rows in taken} == later.kernels
 
 
 def test_after_prepare_no_call_of_attn_res_compiles(monkeypatch):
@@ -163,3 +169,42 @@ def test_after_prepare_no_call_of_attn_res_compiles(monkeypatch):
     for tokens in range(1, 65):
         launch = attn_res.launch_shape(ATTN_RES, tokens, HOPPER)
         assert (launch.cluster, launch.resident) in {key[6:8] for key in later.kernels}
+
+
+@pytest.mark.parametrize("width", [384, 192, 3072])
+def test_after_prepare_no_call_of_the_experts_compiles(width, monkeypatch):
+    later = CompiledLater()
+    monkeypatch.setitem(sys.modules, "runtime.kernels.moe_experts.cute_launch", later)
+    monkeypatch.setattr("runtime.kernels.moe_experts.cute_launch", later, raising=False)
+    operator = object.__new__(moe_experts.MoeExperts)
+    operator.spec, operator._device = MoeExpertsSpec(width=width), HOPPER
+    operator.choice = dispatch.Choice("moe_experts", "cute", "")
+    operator.prepare(64)
+    for tokens in range(1, 65):
+        launch = operator.launch(tokens)
+        for shape in (launch.gate_up, launch.down):
+            assert (operator.spec, shape, "sm_90a") in later.kernels
+
+
+@pytest.mark.usefixtures("everything_installed")
+def test_after_prepare_no_call_of_the_routing_compiles(monkeypatch):
+    later = CompiledLater()
+    monkeypatch.setitem(sys.modules, "runtime.kernels.moe_route.cute_launch", later)
+    monkeypatch.setattr("runtime.kernels.moe_route.cute_launch", later, raising=False)
+    operator = object.__new__(moe_route.MoeRoute)
+    operator.spec, operator._device = MoeRouteSpec(), HOPPER
+    operator._provider, operator._choices = "cute", {}
+    operator.prepare(64)
+    wanted = {
+        (operator.spec, tokens, masked, "sm_90a") for tokens in range(1, 65) for masked in (False, True)
+    }
+    assert later.kernels == wanted
+
+
+@pytest.mark.usefixtures("everything_installed")
+def test_scales_that_the_kernel_cannot_apply_are_a_reason():
+    spec = MoeExpertsSpec()
+    with pytest.raises(ValueError, match="an E8M0 scale is 200"):
+        moe_experts.choose_moe_experts(spec, ["an E8M0 scale is 200, above 128"], HOPPER, "cute")
+    choice = moe_experts.choose_moe_experts(spec, ["an E8M0 scale is 200, above 128"], HOPPER)
+    assert choice.variant == "triton" and "200, above 128" in choice.reason

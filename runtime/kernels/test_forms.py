@@ -5,8 +5,13 @@ import torch
 
 from runtime.kernels.kda import bounded_gate, conv_update, kda_recurrent, kda_step
 from runtime.kernels.kda.chunked import kda_chunked
+from runtime.kernels.common.maths.mxfp4 import decode_mxfp4
+from runtime.kernels.latent_moe.reference import experts, route
 from runtime.kernels.mla import mla_absorbed, mla_absorbed_batched
 from runtime.kernels.mla.expanded import mla_expanded
+from runtime.kernels.moe_experts import moe_experts
+from runtime.kernels.moe_experts.layout import pack_humming, unpack_humming
+from runtime.kernels.moe_route import moe_route
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6}
 H, V, K = 3, 8, 16
@@ -107,3 +112,26 @@ def test_absorbed_and_expanded_mla_agree_in_bf16_within_their_roundings():
     operands, positions = mla_operands(64, 64, torch.bfloat16), torch.arange(64)
     absorbed, expanded = (form(*operands, positions, 0.2).float() for form in (mla_absorbed, mla_expanded))
     torch.testing.assert_close(absorbed, expanded, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_routing_and_experts_by_group_are_those_of_latent_moe(dtype):
+    torch.manual_seed(0)
+    tokens, count, top_k, latent, width = 13, 12, 4, 64, 64
+    logits, bias = torch.randn(tokens, count).to(dtype), (torch.randn(count) * 0.1).to(dtype)
+    weights, ids = route(logits, bias, top_k, True, 2.0)
+    routing = moe_route(logits, bias, top_k, scaling=2.0)
+    assert torch.equal(routing.ids.long(), ids)
+    torch.testing.assert_close(routing.weights, weights.float())
+
+    def weight(rows, columns):
+        codes = torch.randint(0, 256, (count, rows, columns // 2), dtype=torch.uint8)
+        return codes, torch.randint(118, 123, (count, rows, columns // 32), dtype=torch.uint8)
+
+    w13, w2 = weight(2 * width, latent), weight(latent, width)
+    gate, up = decode_mxfp4(*w13).to(dtype).chunk(2, dim=1)
+    x = torch.randn(tokens, latent).to(dtype)
+    expected = experts(x, weights, ids, gate, up, decode_mxfp4(*w2).to(dtype), 4.0, 25.0)
+    kept = unpack_humming(*pack_humming(*w13)), unpack_humming(*pack_humming(*w2))
+    close = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(moe_experts(x, weights, ids, *kept), expected, **close)
