@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from runtime.kernels.common.maths.mxfp4 import decode_mxfp4
 from runtime.kernels.kda import bounded_gate, conv_update, kda_recurrent, kda_step
 from runtime.kernels.kda.chunked import kda_chunked
-from runtime.kernels.common.maths.mxfp4 import decode_mxfp4
 from runtime.kernels.latent_moe.reference import experts, route
 from runtime.kernels.mla import mla_absorbed, mla_absorbed_batched
 from runtime.kernels.mla.expanded import mla_expanded

@@ -29,11 +29,10 @@ from runtime.kernels.common.launch.cute_ops import (
     store_words,
     unpack,
 )
-from runtime.kernels.moe_experts.cute_mxfp4 import FRAGMENTS, GROUP
+from runtime.kernels.moe_experts.cute_mxfp4 import GROUP
 from runtime.kernels.moe_experts.cute_stream import WeightStream
 
-CHUNK = 8  # columns that a thread of the last CTA adds up
-BATCH = 8  # rows that it has on their way at a time
+BATCH = 16  # rows that a thread of the last CTA has on their way at a time
 
 
 class ExpertsDown(WeightStream):
@@ -47,7 +46,7 @@ class ExpertsDown(WeightStream):
     settled = True
 
     def __init__(self, latent, width, slots, warps, shares, resident, depth, early_trigger=False):
-        super().__init__(width, latent // 64, 0, width // GROUP, depth, slots)
+        super().__init__(width, latent // 64, 0, width // GROUP, depth, slots, True)
         self.latent, self.warps, self.shares, self.resident = latent, warps, shares, resident
         self.early_trigger = early_trigger
         self.threads = warps * WARP
@@ -69,15 +68,16 @@ class ExpertsDown(WeightStream):
         out,
         first,
         local,
+        place,
         stream,
     ):
-        """hidden [P, I] BF16, w [E, I/16, 2 K] int32, scales [E, I/32, K/4] int32, groups as for `ExpertsGateUp`.
+        """hidden, w [E, I/16, 2 K] int32, scales [E, I/32, K/4] int32, groups, place as for `ExpertsGateUp`.
 
         ids, weights [T, slots]; partial [P, K] BF16; counters [K/64] int32, zero before and after; out [T, K] BF16.
         first, local: the experts of this rank; slots of others, and negative ids, add nothing.
         """
         self.kernel(
-            hidden, w, scales, experts, rows, count, ids, weights, partial, counters, out, first, local
+            hidden, w, scales, experts, rows, count, ids, weights, partial, counters, out, first, local, place
         ).launch(
             grid=(self.latent // 64, self.shares, 1),
             block=(self.threads, 1, 1),
@@ -104,6 +104,7 @@ class ExpertsDown(WeightStream):
         out: cute.Tensor,
         first: Int32,
         local: Int32,
+        place: Int32,
     ):
         block, share, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
@@ -116,13 +117,13 @@ class ExpertsDown(WeightStream):
         # Neighbouring CTAs take neighbouring groups, so that the streams of a block are busy alike.
         group, streams = warp * self.shares + share, self.warps * self.shares
         groups = load_int(count.iterator)
-        buffers = self._buffers()
+        buffers = self._buffers(place)
         row = self._expert_row(experts, group, group < groups)
         if group < groups:
             for d in cutlass.range_constexpr(self.depth):
                 self._request(w, scales, row, block, d, lane, buffers)
-        self._wait()
         at = self._token_at(hidden, rows, group, groups, lane)
+        self._wait()
         if group < groups:
             for d in cutlass.range_constexpr(self.depth):
                 self._request_tokens(hidden, at, d, buffers)
@@ -150,39 +151,40 @@ class ExpertsDown(WeightStream):
     def _token_at(self, hidden, rows, group, groups, lane):
         """Where the lane's first word of its pair's hidden row is."""
         pair = self._token(rows, group, group < groups, lane)
-        return pair * Int32(hidden.stride[0]) + lane % 4 * 2
+        return pair * Int32(hidden.stride[0]) + lane % 4 * 8
 
     @cute.jit
     def _store(self, sums, rows, partial, group, block, lane):
-        """Leave the group's rows, rounded to BF16: lane (g, t) holds rows g and g + 8 of tokens 2t and 2t + 1."""
+        """Leave the group's rows, rounded to BF16: lane (g, t) holds rows g + 8 i of tokens 2t and 2t + 1, i = 0 … 7.
+
+        In `partial` the eight of a lane are together: column g + 8 i of a block stands at 8 g + i.
+        """
         g, t = lane // 4, lane % 4
         for j in cutlass.range_constexpr(2):
             pair = load_int(rows.iterator + group * 8 + 2 * t + j)
             if pair >= 0:
-                place = partial.iterator + Int64(pair) * self.latent + block * 64 + g
-                for f in cutlass.range_constexpr(FRAGMENTS):
-                    store_bf16(place + 16 * f, sums[f, j])
-                    store_bf16(place + 16 * f + 8, sums[f, j + 2])
+                values = [sums[i // 2, j + 2 * (i % 2)] for i in range(8)]
+                store_words(partial.iterator + Int64(pair) * self.latent + block * 64 + 8 * g, pack(values))
 
     @cute.jit
     def _finish(self, ids, weights, partial, out, first, local, block, thread):
-        """Add up the block's columns of every token."""
-        chunk = thread % (64 // CHUNK)
-        column = block * 64 + chunk * CHUNK
-        token = thread // (64 // CHUNK)
+        """Add up the block's columns of every token, a thread columns g + 8 i of a token (see `_store`)."""
+        g, token = thread % 8, thread // 8
         while token < out.shape[0]:
-            total = (Float32(0),) * CHUNK
+            total = (Float32(0),) * 8
             for start in cutlass.range_constexpr(0, self.slots, BATCH):
                 pair = token * self.slots + start
                 batch: cutlass.Constexpr = min(BATCH, self.slots - start)
+                source = partial.iterator + Int64(pair) * self.latent + block * 64 + 8 * g
+                rows = [load_published(source + i * self.latent) for i in range(batch)]
                 experts = [load_int(ids.iterator + pair + i) - first for i in range(batch)]
                 shares = [load_float(weights.iterator + pair + i) for i in range(batch)]
-                source = partial.iterator + Int64(pair) * self.latent + column
-                rows = [load_published(source + i * self.latent) for i in range(batch)]
                 for i in cutlass.range_constexpr(batch):
                     here = (experts[i] >= 0) & (experts[i] < local)
                     weight = shares[i] if here else Float32(0)
                     words = [word if here else Uint32(0) for word in rows[i]]
                     total = tuple(fma(weight, v, s) for v, s in zip(unpack(words), total, strict=True))
-            store_words(out.iterator + Int64(token) * out.stride[0] + column, pack(total))
-            token += self.threads // (64 // CHUNK)
+            place = out.iterator + Int64(token) * out.stride[0] + block * 64 + g
+            for i in cutlass.range_constexpr(8):
+                store_bf16(place + 8 * i, total[i])
+            token += self.threads // 8

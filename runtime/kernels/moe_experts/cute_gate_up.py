@@ -26,7 +26,7 @@ from runtime.kernels.common.launch.cute_ops import (
     wait_pushes,
 )
 from runtime.kernels.moe_experts.cute_mxfp4 import FRAGMENTS, GROUP
-from runtime.kernels.moe_experts.cute_stream import WeightStream
+from runtime.kernels.moe_experts.cute_stream import WeightStream, lane_order
 
 HALF_FLOATS = FRAGMENTS * 128  # sums of 64 rows and eight tokens, as the tensor cores leave them
 UNIT_FLOATS = 2 * HALF_FLOATS
@@ -57,7 +57,7 @@ class ExpertsGateUp(WeightStream):
         shares = warps * cluster
         if latent % (shares * GROUP):
             raise ValueError(f"{latent} columns do not divide into {shares} whole shares")
-        super().__init__(latent, width // 32, width // 64, latent // GROUP // shares, depth, slots)
+        super().__init__(latent, width // 32, width // 64, latent // GROUP // shares, depth, slots, False)
         self.warps, self.cluster, self.resident = warps, cluster, resident
         self.settled, self.early_trigger = settled, early_trigger
         self.situ_beta, self.situ_linear_beta = situ_beta, situ_linear_beta
@@ -70,12 +70,13 @@ class ExpertsGateUp(WeightStream):
         self.share = UNIT_FLOATS // cluster
 
     @cute.jit
-    def __call__(self, x, w, scales, experts, rows, count, hidden, lanes, stream):
+    def __call__(self, x, w, scales, experts, rows, count, hidden, lanes, place, stream):
         """x [T, K] BF16, w [E, K/16, 4 I] int32, scales [E, K/32, I/2] int32, experts [G], rows [G, 8], count [1].
 
-        hidden [T slots, I] BF16. lanes: clusters in the grid.
+        hidden [T slots, I] BF16, every 32 columns in `lane_order`. lanes: clusters in the grid. place: 128, as for
+        `cute_mxfp4.factors`.
         """
-        self.kernel(x, w, scales, experts, rows, count, hidden).launch(
+        self.kernel(x, w, scales, experts, rows, count, hidden, place).launch(
             grid=(self.cluster, lanes, 1),
             block=(self.threads, 1, 1),
             cluster=(self.cluster, 1, 1),
@@ -96,6 +97,7 @@ class ExpertsGateUp(WeightStream):
         rows: cute.Tensor,
         count: cute.Tensor,
         hidden: cute.Tensor,
+        place: Int32,
     ):
         part, unit, _ = cute.arch.block_idx()
         _, lanes, _ = cute.arch.grid_dim()
@@ -115,14 +117,14 @@ class ExpertsGateUp(WeightStream):
             self._wait()
         step = (part * self.warps + warp) * self.steps  # the warp's first, of 32 columns
         units = load_int(count.iterator) * self.blocks
-        buffers = self._buffers()
+        buffers = self._buffers(place)
         row = self._expert_row(experts, unit // self.blocks, unit < units) + step
         if unit < units:
             for d in cutlass.range_constexpr(self.depth):
                 self._request(w, scales, row, unit % self.blocks, d, lane, buffers)
+        at = self._token_at(x, rows, unit, units, step, lane)
         if cutlass.const_expr(self.settled):
             self._wait()
-        at = self._token_at(x, rows, unit, units, step, lane)
         if unit < units:
             for d in cutlass.range_constexpr(self.depth):
                 self._request_tokens(x, at, d, buffers)
@@ -225,12 +227,13 @@ class ExpertsGateUp(WeightStream):
                 ups = self._add(gate + self.owned * 128, parts, stride)
                 values = [self._situ(a, b) for a, b in zip(gates, ups, strict=True)]
                 column = unit % self.blocks * 64 + (part * self.owned + f) * 16 + g
+                column = column // GROUP * GROUP + lane_order(column % GROUP)  # 8 further is 2 further
                 for j in cutlass.range_constexpr(2):
                     pair = first if j == 0 else second
                     if pair >= 0:
                         place = hidden.iterator + Int64(pair) * hidden.stride[0] + column
                         store_bf16(place, values[j])
-                        store_bf16(place + 8, values[j + 2])
+                        store_bf16(place + 2, values[j + 2])
 
     @cute.jit
     def _situ(self, gate, up):

@@ -15,6 +15,7 @@ from runtime.kernels.moe_experts.shapes import Down, GateUp
 from runtime.kernels.moe_experts.table import OTHER, TABLES
 
 LATENT, SLOTS = 3584, 16  # of the builds
+PLACE = 128  # see `cute_mxfp4.factors`
 
 
 def _weight(rows, columns):
@@ -40,7 +41,7 @@ def _groups():
 def gate_up_operands(latent: int, width: int):
     """Stand-ins for the arguments of `ExpertsGateUp`, in order."""
     x, hidden = tensor((symbol(), latent), (symbol(8), 1)), tensor((symbol(), width), (width, 1))
-    return (x, *_weight(2 * width, latent), *_groups(), hidden, Int32(1))
+    return (x, *_weight(2 * width, latent), *_groups(), hidden, Int32(1), Int32(PLACE))
 
 
 def down_operands(latent: int, width: int, slots: int):
@@ -57,6 +58,7 @@ def down_operands(latent: int, width: int, slots: int):
         tensor((tokens, latent), (symbol(8), 1)),
         Int32(0),
         Int32(1),
+        Int32(PLACE),
     )
 
 
@@ -95,7 +97,7 @@ def run_gate_up(spec, x, weights, routing, hidden, shape: GateUp) -> None:
     units = x.shape[0] * spec.top_k * (spec.width // 64)  # at most
     lanes = max(1, min(shape.resident * multiprocessors(x.device.index) // shape.cluster, units))
     kernel = compiled_gate_up(spec, shape, arch_of(x.device))
-    kernel(x, *weights, routing.experts, routing.rows, routing.count, hidden, lanes)
+    kernel(x, *weights, routing.experts, routing.rows, routing.count, hidden, lanes, PLACE)
 
 
 def run_down(spec, hidden, weights, routing, partial, counters, out, shape: Down) -> None:
@@ -103,7 +105,7 @@ def run_down(spec, hidden, weights, routing, partial, counters, out, shape: Down
     kernel = compiled_down(spec, shape, arch_of(out.device))
     groups = (routing.experts, routing.rows, routing.count)
     sums = (routing.ids, routing.weights, partial, counters, out)
-    kernel(hidden, *weights, *groups, *sums, routing.first, routing.local)
+    kernel(hidden, *weights, *groups, *sums, routing.first, routing.local, PLACE)
 
 
 GATE_UP_ROLES: tuple[Role, ...] = (
@@ -115,6 +117,7 @@ GATE_UP_ROLES: tuple[Role, ...] = (
     "state",  # count
     "output",  # hidden
     "scalar",  # lanes
+    "scalar",  # place
 )
 DOWN_ROLES: tuple[Role, ...] = (
     "activation",  # hidden
@@ -130,6 +133,7 @@ DOWN_ROLES: tuple[Role, ...] = (
     "output",
     "scalar",  # first
     "scalar",  # local
+    "scalar",  # place
 )
 
 

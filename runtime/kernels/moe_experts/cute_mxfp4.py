@@ -14,7 +14,7 @@ BF16x2 product. Scales above 128 would overflow the factor: `spec.check_scales` 
 import cutlass
 from cutlass import Uint32, cute
 
-from runtime.kernels.common.launch.cute_ops import mma_bf16, permute_bytes, scale_bf16
+from runtime.kernels.common.launch.cute_ops import mma_bf16, multiply_add, permute_bytes, scale_bf16
 
 FRAGMENTS = 4  # of 16 rows in a block
 BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_WORDS = 64, 16, 128
@@ -22,13 +22,17 @@ GROUP = 32  # columns that share a scale: two blocks
 
 
 @cute.jit
-def factors(scales, fragment: cutlass.Constexpr):
-    """BF16x2 factors 2^(s - 1) of rows g and g + 8 of a fragment; `scales`: the lane's two words of eight bytes."""
+def factors(scales, fragment: cutlass.Constexpr, place):
+    """BF16x2 factors 2^(s - 1) of rows g and g + 8 of a fragment; `scales`: the lane's two words of eight bytes.
+
+    place: 128, which moves a byte to a BF16's exponent. Known when compiling, the product would become a shift-add on
+    the integer pipe, which is the busiest; unknown, it stays on the multiplier's.
+    """
     result = []
     for half in cutlass.range_constexpr(2):
         byte = 2 * (fragment % 2) + half
         pair = permute_bytes(scales[fragment // 2], Uint32(0), 0x4040 | (byte << 8) | byte)
-        result.append(pair * Uint32(128) + Uint32(0x3F003F00))
+        result.append(multiply_add(pair, place, 0x3F003F00))
     return result
 
 
@@ -47,13 +51,14 @@ def operand(word, low, high):
 
 
 @cute.jit
-def multiply(words, scales, tokens, sums, first: cutlass.Constexpr):
+def multiply(words, scales, tokens, sums, first: cutlass.Constexpr, place):
     """Add two blocks, 64 rows by 32 columns, times eight tokens to fragments `first`… of `sums`.
 
-    words: eight, of the two blocks. scales: two. tokens: four BF16x2 words, the B operands of the two blocks.
+    words: eight, of the two blocks. scales: two. tokens: four BF16x2 words, the B operands of the two blocks. place:
+    see `factors`.
     """
     for fragment in cutlass.range_constexpr(FRAGMENTS):
-        low, high = factors(scales, fragment)
+        low, high = factors(scales, fragment, place)
         total = tuple(sums[first + fragment, j] for j in range(4))
         for half in cutlass.range_constexpr(2):
             a = operand(words[4 * half + fragment], low, high)

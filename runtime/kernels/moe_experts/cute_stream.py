@@ -14,18 +14,24 @@ from runtime.kernels.moe_experts.cute_mxfp4 import BLOCK_WORDS, FRAGMENTS, GROUP
 SCALE_WORDS = 16  # of a block: a byte for each of 64 rows, for 32 columns
 
 
+def lane_order(column):
+    """Where a column of 32 stands so that a lane's eight are together: columns 2t, 2t + 1 and 8, 16, 24 further."""
+    return column % 8 // 2 * 8 + column // 8 * 2 + column % 2
+
+
 class WeightStream:
     """What the kernels of both products share.
 
     columns: of the weight. row_blocks: blocks of 64 rows in the weight. across: how many blocks further the second
     block of a step is, or 0 where a step has one. steps: of a job. depth: steps ahead. slots: experts of a token.
+    lined_up: whether the tokens' 32 columns of a step are in the order of the lanes (`lane_order`).
     """
 
-    def __init__(self, columns, row_blocks, across, steps, depth, slots):
+    def __init__(self, columns, row_blocks, across, steps, depth, slots, lined_up):
         if not 1 <= depth <= steps:
             raise ValueError(f"a job of {steps} steps cannot be {depth} steps ahead")
         self.columns, self.row_blocks, self.across, self.slots = columns, row_blocks, across, slots
-        self.steps, self.depth = steps, depth
+        self.steps, self.depth, self.lined_up = steps, depth, lined_up
         self.kinds = 2 if across else 1
         self.rows_of_groups = columns // GROUP  # scale rows of an expert
 
@@ -37,13 +43,14 @@ class WeightStream:
             cute.arch.griddepcontrol_launch_dependents()
 
     @cute.jit
-    def _buffers(self):
-        """Registers for `depth` steps of (weights, scales, tokens), and for the sums."""
+    def _buffers(self, place):
+        """Registers for `depth` steps of (weights, scales, tokens), for the sums; `place` as in `factors`."""
         return (
             cute.make_rmem_tensor((self.depth, 8 * self.kinds), Uint32),
             cute.make_rmem_tensor((self.depth, 2 * self.kinds), Uint32),
             cute.make_rmem_tensor((self.depth, 4), Uint32),
             cute.make_rmem_tensor((FRAGMENTS * self.kinds, 4), Float32),
+            place,
         )
 
     @cute.jit
@@ -65,7 +72,7 @@ class WeightStream:
     @cute.jit
     def _request(self, w, scales, row, block, step: cutlass.Constexpr, lane, buffers):
         """Load a step into registers; `row` is its job's first scale row, `step` counts from there."""
-        weights, bytes_, _, _ = buffers
+        weights, bytes_, _, _, _ = buffers
         d: cutlass.Constexpr = step % self.depth
         for kind in cutlass.range_constexpr(self.kinds):
             at = (row + step) * self.row_blocks + block + kind * self.across
@@ -82,19 +89,25 @@ class WeightStream:
     def _request_tokens(self, x, at, step: cutlass.Constexpr, buffers):
         """Load the lane's words of a step's tokens: columns 2t and 2t + 8 of both halves."""
         d: cutlass.Constexpr = step % self.depth
-        for j in cutlass.range_constexpr(4):
-            word = load_activation(x.iterator + at + step * GROUP + 8 * j, 1, cached=True)
-            buffers[2][d, j] = word[0]
+        if cutlass.const_expr(self.lined_up):
+            words = load_activation(x.iterator + at + step * GROUP, 4, cached=True)
+            for j in cutlass.range_constexpr(4):
+                buffers[2][d, j] = words[j]
+        else:
+            for j in cutlass.range_constexpr(4):
+                word = load_activation(x.iterator + at + step * GROUP + 8 * j, 1, cached=True)
+                buffers[2][d, j] = word[0]
 
     @cute.jit
     def _consume(self, step: cutlass.Constexpr, buffers):
         """Multiply a step that has arrived."""
-        weights, bytes_, tokens, sums = buffers
+        weights, bytes_, tokens, sums, place = buffers
         d: cutlass.Constexpr = step % self.depth
         b = [tokens[d, j] for j in range(4)]
         for kind in cutlass.range_constexpr(self.kinds):
             words = [weights[d, 8 * kind + j] for j in range(8)]
-            multiply(words, [bytes_[d, 2 * kind + j] for j in range(2)], b, sums, FRAGMENTS * kind)
+            scales = [bytes_[d, 2 * kind + j] for j in range(2)]
+            multiply(words, scales, b, sums, FRAGMENTS * kind, place)
 
     @cute.jit
     def _job(self, w, scales, x, job, following, more, lane, buffers):

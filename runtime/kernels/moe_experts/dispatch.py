@@ -20,7 +20,7 @@ class Workspace:
     """What a call writes besides its result; layers of one stream may share it.
 
     hidden: [P, I] BF16, activations of every pair (token, slot). partial: [P, K] BF16, an expert's row for every pair.
-    counters: [K/64] int32, zero between calls.
+    Both in an order of columns of the kernels' own. counters: [K/64] int32, zero between calls.
     """
 
     hidden: Tensor

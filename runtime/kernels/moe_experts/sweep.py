@@ -22,33 +22,23 @@ from runtime.kernels.moe_experts.spec import MoeExpertsSpec
 
 GATE_UP = [
     GateUp(8, 1, 2, 2),
-    GateUp(4, 4, 3, 3),
     GateUp(4, 4, 4, 2),
-    GateUp(7, 1, 2, 4),
-    GateUp(4, 1, 4, 2),
-    GateUp(4, 1, 3, 4),
     GateUp(4, 2, 4, 2),
     GateUp(8, 2, 2, 2),
-    GateUp(7, 2, 2, 2),
     GateUp(7, 4, 2, 2),
-    GateUp(7, 4, 2, 4),
-    GateUp(14, 1, 1, 4),
-    GateUp(14, 2, 1, 4),
     GateUp(16, 1, 1, 2),
-    GateUp(7, 1, 2, 2),
+    GateUp(4, 1, 4, 2),
+    GateUp(4, 1, 3, 4),
 ]
 DOWN = [
-    Down(4, 7, 3, 4),
-    Down(4, 4, 3, 4),
-    Down(4, 9, 4, 3),
     Down(4, 9, 4, 4),
+    Down(4, 9, 4, 3),
+    Down(16, 2, 1, 3),
+    Down(4, 4, 2, 6),
+    Down(4, 7, 3, 4),
     Down(8, 4, 2, 4),
     Down(8, 2, 1, 6),
-    Down(4, 4, 2, 6),
-    Down(16, 2, 1, 3),
-    Down(2, 14, 7, 3),
     Down(2, 8, 4, 6),
-    Down(8, 4, 2, 2),
 ]
 
 

@@ -1,8 +1,10 @@
 """Routing of a decode step in one launch: scores, the chosen experts, their weights, and the groups (device code).
 
-Four warps share a token. Each keeps a quarter of the experts, finds its own `top_k` best, and the first of the four
-chooses among those. A choice is a 32-bit key, the biased score as an unsigned number that orders like it; equal keys
-go to the lower expert. Nothing here depends on other tokens.
+Four warps share a token, a quarter of the experts each. A choice is a 32-bit key, the biased score as an unsigned
+number that orders like it; equal keys go to the lower expert. Every lane's best key is ranked within its warp; the
+smallest of the first `top_k / 4` of each warp is a bound below which nothing can be chosen. What reaches it, some
+twenty of 896 experts, is ranked by counting, a thread each; if many are equal, more reach it and the same code takes
+longer. Nothing here depends on other tokens, and the order in which candidates are noted does not show.
 
 A CTA has up to eight tokens, a cluster up to 64. Every choice sets the token's bit in its expert's byte. The CTAs
 of a cluster send each other all their bytes, so each knows who chose whom, counts the groups before every expert by
@@ -16,17 +18,20 @@ from runtime.kernels.common.launch.cute_ops import (
     WARP,
     as_bits,
     as_float,
+    count_shared,
     load_byte,
     load_float,
+    load_shared_pair,
     load_shared_word,
+    load_shared_words,
     mark_shared,
     push,
     shared_bytes,
     store_floats,
+    store_shared_pair,
     store_shared_word,
     store_words,
     wait_pushes,
-    warp_max,
     warp_min,
     warp_sum,
 )
@@ -50,16 +55,11 @@ class MoeRouteCluster:
         self.renormalize, self.scaling, self.early_trigger = renormalize, scaling, early_trigger
         self.quarter = -(-experts // (QUARTERS * WARP)) * WARP  # experts of a warp
         self.held = self.quarter // WARP  # of a lane
-        self.candidates = QUARTERS * top_k
-        self.seconds = -(-self.candidates // WARP)  # candidates of a lane
+        self.each = -(-top_k // QUARTERS)  # lanes of a quarter that bound the choice
         self.bytes_words = -(-experts // 4)  # a byte for every expert: which of a CTA's tokens chose it
-        words = (
-            self.bytes_words * (1 + cluster)
-            + 3 * experts
-            + CTA_TOKENS * self.candidates * 2
-            + THREADS // WARP
-        )
-        self.smem_bytes = shared_bytes(4 * words + 256, 1)
+        words = self.bytes_words * (1 + cluster) + 3 * experts + THREADS + THREADS // WARP * 2
+        words += CTA_TOKENS * (2 * experts + WARP + 1)
+        self.smem_bytes = shared_bytes(4 * words + 512, 1)
 
     @cute.jit
     def __call__(
@@ -121,8 +121,11 @@ class MoeRouteCluster:
         inbox = self._words(smem, self.bytes_words * self.cluster)  # [CTA][byte of each expert]
         masks = self._words(smem, 2 * self.experts)  # low words of all experts, then high words
         before = self._words(smem, self.experts)  # groups before each expert
-        keys = self._words(smem, CTA_TOKENS * self.candidates)
-        names = self._words(smem, CTA_TOKENS * self.candidates)
+        tops = self._words(smem, THREADS)  # each lane's largest key
+        bounds = self._words(smem, THREADS // WARP)
+        noted = self._words(smem, CTA_TOKENS)  # candidates of each token
+        candidates = self._words(smem, CTA_TOKENS * 2 * self.experts)  # (key, expert)
+        winners = self._words(smem, CTA_TOKENS * WARP)  # experts by rank
         totals = self._words(smem, THREADS // WARP)
         full = smem.allocate_tensor(cutlass.Uint64, cute.make_layout(1), 8).iterator
 
@@ -130,6 +133,8 @@ class MoeRouteCluster:
             cute.arch.griddepcontrol_launch_dependents()
         if thread < self.bytes_words:
             store_shared_word(own + thread, Uint32(0))
+        if thread < CTA_TOKENS:
+            store_shared_word(noted + thread, Uint32(0))
         if cutlass.const_expr(self.cluster > 1):
             if thread == 0:
                 cute.arch.mbarrier_init(full, 1)
@@ -147,33 +152,28 @@ class MoeRouteCluster:
                 present = load_byte(padding.iterator + token) == 0
         row = logits.iterator + (token if token < logits.shape[0] else Int32(0)) * logits.stride[0]
         held = cute.make_rmem_tensor((self.held,), Uint32)
-        owners = cute.make_rmem_tensor((self.held,), Uint32)
-        for i in cutlass.range_constexpr(self.held):
-            expert = quarter * self.quarter + i * WARP + lane
-            owners[i] = Uint32(expert)
-            held[i] = Uint32(0)
-            if expert < self.experts:
-                held[i] = self._key(self._score(load_float(row + expert)) + biases[i])
-        at = mine * self.candidates + quarter * self.top_k
-        key, name = self._best(held, owners, self.held, lane)
-        if lane < self.top_k:
-            store_shared_word(keys + at + lane, key)
-            store_shared_word(names + at + lane, name)
+        if present:
+            for i in cutlass.range_constexpr(self.held):
+                expert = quarter * self.quarter + i * WARP + lane
+                held[i] = Uint32(0)
+                if expert < self.experts:
+                    held[i] = self._key(self._score(load_float(row + expert)) + biases[i])
+            self._bound(held, tops, bounds, lane, warp)
         cute.arch.sync_threads()
+        found = candidates + mine * (2 * self.experts)
+        if present:
+            self._note(held, bounds + mine * QUARTERS, noted + mine, found, quarter, lane)
+        cute.arch.sync_threads()
+        if present:
+            self._rank(noted + mine, found, winners + mine * WARP, quarter * WARP + lane)
+        cute.arch.sync_threads()
+
         expert, chosen = Int32(0), (quarter == 0) & (lane < self.top_k)
         if quarter == 0:
-            second = cute.make_rmem_tensor((self.seconds,), Uint32)
-            second_names = cute.make_rmem_tensor((self.seconds,), Uint32)
-            for i in cutlass.range_constexpr(self.seconds):
-                second[i], second_names[i] = Uint32(0), Uint32(NOBODY)
-                if i * WARP + lane < self.candidates:
-                    place = mine * self.candidates + i * WARP + lane
-                    second[i] = load_shared_word(keys + place)
-                    second_names[i] = load_shared_word(names + place)
-            _, name = self._best(second, second_names, self.seconds, lane)
-            expert = Int32(name)
+            if chosen & present:
+                expert = Int32(load_shared_word(winners + mine * WARP + lane))
             score = Float32(0)
-            if chosen:
+            if chosen & present:
                 score = self._score(load_float(row + expert))
             total = warp_sum(score)
             weight = score * self.scaling
@@ -226,22 +226,52 @@ class MoeRouteCluster:
         return Uint32(0xFFFFFFFF) if nan else ordered
 
     @cute.jit
-    def _best(self, held, owners, count: cutlass.Constexpr, lane):
-        """(key, name) of the warp's lane-th best: the largest keys, equal ones by name. Takes them out of `held`."""
-        key, name = Uint32(0), Uint32(NOBODY)
-        for rank in cutlass.range(self.top_k, unroll=1):
-            best, owner = held[0], owners[0]
-            for i in cutlass.range_constexpr(1, count):
-                better = held[i] > best  # names ascend within a lane, or keys differ
-                owner = owners[i] if better else owner
-                best = held[i] if better else best
-            top = warp_max(best)
-            winner = warp_min(owner if best == top else Uint32(NOBODY))
-            for i in cutlass.range_constexpr(count):
-                held[i] = Uint32(0) if owners[i] == winner else held[i]
-            key = top if lane == rank else key
-            name = winner if lane == rank else name
-        return key, name
+    def _bound(self, held, tops, bounds, lane, warp):
+        """Note the key that at least `each` lanes of this warp reach.
+
+        A lane's rank counts the larger ones only, so at least `each` lanes rank below `each`.
+        """
+        top = held[0]
+        for i in cutlass.range_constexpr(1, self.held):
+            top = held[i] if held[i] > top else top
+        mine = tops + warp * WARP
+        store_shared_word(mine + lane, top)
+        cute.arch.sync_warp()
+        rank = Int32(0)
+        for start in cutlass.range_constexpr(0, WARP, 4):
+            for other in load_shared_words(mine + start):
+                rank += Int32(1) if other > top else Int32(0)
+        bound = warp_min(top if rank < self.each else Uint32(NOBODY))
+        if lane == 0:
+            store_shared_word(bounds + warp, bound)
+
+    @cute.jit
+    def _note(self, held, bounds, noted, found, quarter, lane):
+        """Enter every expert whose key reaches the bounds of all four warps; nobody's key is 0."""
+        bound = Uint32(NOBODY)
+        for other in load_shared_words(bounds):
+            bound = other if other < bound else bound
+        for i in cutlass.range_constexpr(self.held):
+            if (held[i] >= bound) & (held[i] > Uint32(0)):
+                place = Int32(count_shared(noted))
+                expert = quarter * self.quarter + i * WARP + lane
+                store_shared_pair(found + 2 * place, (held[i], Uint32(expert)))
+
+    @cute.jit
+    def _rank(self, noted, found, winners, thread):
+        """Count who comes before each candidate; the first `top_k` enter their expert by rank."""
+        count = Int32(load_shared_word(noted))
+        at = thread
+        while at < count:
+            key, expert = load_shared_pair(found + 2 * at)
+            rank = Int32(0)
+            for i in cutlass.range(count, unroll=4):
+                other, name = load_shared_pair(found + 2 * i)
+                before = (other > key) | ((other == key) & (name < expert))
+                rank += Int32(1) if before else Int32(0)
+            if rank < self.top_k:
+                store_shared_word(winners + rank, expert)
+            at += QUARTERS * WARP
 
     # ---- grouping ----------------------------------------------------------------------------------------
 

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from runtime.kernels.common.launch.device import Device, device_of, supports_pdl
+from runtime.kernels.common.launch.device import H200, Device, device_of, supports_pdl
 from runtime.kernels.common.launch.dispatch import AUTO, Choice, cute_or_triton, record
 from runtime.kernels.common.launch.routing import Routing, empty_routing
 from runtime.kernels.moe_route.spec import MAX_TOKENS, MoeRouteSpec, check, check_bias, unsupported
 
-MEASURED_ON: frozenset[str] = frozenset()
+MEASURED_ON = frozenset({H200})
 
 
 def choose_moe_route(spec: MoeRouteSpec, tokens: int, device: Device, requested: str = AUTO) -> Choice:

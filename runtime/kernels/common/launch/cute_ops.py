@@ -224,6 +224,12 @@ def scale_bf16(pair, factor):
 
 
 @_op
+def multiply_add(a, b, c):
+    """The low 32 bits of `a * b + c`."""
+    return "mad.lo.u32 $0, $1, $2, $3;", "=r,r,r,r", (a, b, Uint32(c)), Uint32, True
+
+
+@_op
 def permute_bytes(low, high, selector):
     """Four bytes out of the eight of (`low`, `high`); nibble i of `selector` says which becomes byte i."""
     return "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", (low, high, Uint32(selector)), Uint32, True
@@ -367,6 +373,24 @@ def store_shared4(pointer, values):
 def mark_shared(pointer, bits):
     """Or `bits` into a 32-bit word of shared memory."""
     return "red.shared.or.b32 [$0], $1;", "r,r,~{memory}", (pointer, bits), None, False
+
+
+@_op
+def count_shared(pointer):
+    """Add 1 to a 32-bit word of shared memory and return what it was."""
+    return "atom.shared.add.u32 $0, [$1], 1;", "=r,r,~{memory}", (pointer,), Uint32, False
+
+
+@_op
+def load_shared_pair(pointer):
+    """Two 32-bit words from shared memory."""
+    return "ld.shared.v2.b32 {$0,$1}, [$2];", "=r,=r,r,~{memory}", (pointer,), (Uint32,) * 2, False
+
+
+@_op
+def store_shared_pair(pointer, words):
+    """Two 32-bit words to shared memory."""
+    return "st.shared.v2.b32 [$0], {$1,$2};", "r,r,r,~{memory}", (pointer, *words), None, False
 
 
 @_op
