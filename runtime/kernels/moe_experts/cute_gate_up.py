@@ -18,6 +18,7 @@ from runtime.kernels.common.launch.cute_ops import (
     load_int,
     load_shared4,
     pack,
+    prefetch_bulk,
     push4,
     shared_bytes,
     sigmoid,
@@ -37,7 +38,8 @@ class ExpertsGateUp(WeightStream):
 
     latent: K. width: rows of gate, and of up. slots: experts of a token. warps: per CTA. cluster: CTAs that share a
     unit, 1, 2 or 4. resident: CTAs that may share a multiprocessor. depth: steps of 32 columns that a warp is ahead.
-    settled, early_trigger: see `Overlap`.
+    prefetch: whether the weights of the next kernel are brought to the L2 cache; for few tokens, where memory is idle
+    while this one is busy with arithmetic. settled, early_trigger: see `Overlap`.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class ExpertsGateUp(WeightStream):
         cluster,
         resident,
         depth,
+        prefetch=False,
         settled=False,
         early_trigger=False,
         situ_beta=4.0,
@@ -59,10 +62,15 @@ class ExpertsGateUp(WeightStream):
             raise ValueError(f"{latent} columns do not divide into {shares} whole shares")
         super().__init__(latent, width // 32, width // 64, latent // GROUP // shares, depth, slots, False)
         self.warps, self.cluster, self.resident = warps, cluster, resident
-        self.settled, self.early_trigger = settled, early_trigger
+        self.settled, self.early_trigger, self.prefetch = settled, early_trigger, prefetch
         self.situ_beta, self.situ_linear_beta = situ_beta, situ_linear_beta
         self.threads = warps * WARP
         self.blocks = width // 64  # of gate rows, each with its block of up rows
+        # Warps that bring an expert's next weights, and words of each: 8 codes, or 4 scales of 32.
+        self.bringers = self.blocks * shares
+        self.next_words, self.next_scales = latent * width // 8, latent * width // 128
+        if prefetch and self.next_scales % (4 * self.bringers):
+            raise ValueError(f"{self.bringers} warps cannot share out the weights of the next kernel")
         self.partial_bytes = 2 * warps * UNIT_FLOATS * 4
         mailbox = 2 * UNIT_FLOATS * 4 if cluster > 1 else 0
         self.smem_bytes = shared_bytes(self.partial_bytes + mailbox + 256, resident)
@@ -70,13 +78,13 @@ class ExpertsGateUp(WeightStream):
         self.share = UNIT_FLOATS // cluster
 
     @cute.jit
-    def __call__(self, x, w, scales, experts, rows, count, hidden, lanes, place, stream):
+    def __call__(self, x, w, scales, experts, rows, count, hidden, w_next, s_next, lanes, place, stream):
         """x [T, K] BF16, w [E, K/16, 4 I] int32, scales [E, K/32, I/2] int32, experts [G], rows [G, 8], count [1].
 
-        hidden [T slots, I] BF16, every 32 columns in `lane_order`. lanes: clusters in the grid. place: 128, as for
-        `cute_mxfp4.factors`.
+        hidden [T slots, I] BF16, every 32 columns in `lane_order`. w_next, s_next: of the next kernel. lanes: clusters
+        in the grid. place: 128, as for `cute_mxfp4.factors`.
         """
-        self.kernel(x, w, scales, experts, rows, count, hidden, place).launch(
+        self.kernel(x, w, scales, experts, rows, count, hidden, w_next, s_next, place).launch(
             grid=(self.cluster, lanes, 1),
             block=(self.threads, 1, 1),
             cluster=(self.cluster, 1, 1),
@@ -97,6 +105,8 @@ class ExpertsGateUp(WeightStream):
         rows: cute.Tensor,
         count: cute.Tensor,
         hidden: cute.Tensor,
+        w_next: cute.Tensor,
+        s_next: cute.Tensor,
         place: Int32,
     ):
         part, unit, _ = cute.arch.block_idx()
@@ -123,6 +133,9 @@ class ExpertsGateUp(WeightStream):
             for d in cutlass.range_constexpr(self.depth):
                 self._request(w, scales, row, unit % self.blocks, d, lane, buffers)
         at = self._token_at(x, rows, unit, units, step, lane)
+        if cutlass.const_expr(self.prefetch):
+            if unit < units:
+                self._bring(w_next, s_next, (row - step) // self.rows_of_groups, unit, part, warp)
         if cutlass.const_expr(self.settled):
             self._wait()
         if unit < units:
@@ -144,6 +157,18 @@ class ExpertsGateUp(WeightStream):
             phase ^= parity
             parity ^= 1
             unit, row, at = following, next_row, next_at
+
+    @cute.jit
+    def _bring(self, w_next, s_next, expert, unit, part, warp):
+        """Bring this warp's share of the expert's next weights to the L2 cache."""
+        share = (unit % self.blocks * self.cluster + part) * self.warps + warp
+        words: cutlass.Constexpr = self.next_words // self.bringers
+        scales: cutlass.Constexpr = self.next_scales // self.bringers
+        with cute.arch.elect_one():
+            w_at = Int64(expert) * self.next_words + share * words
+            prefetch_bulk(w_next.iterator + w_at, 4 * words)
+            s_at = Int64(expert) * self.next_scales + share * scales
+            prefetch_bulk(s_next.iterator + s_at, 4 * scales)
 
     @cute.jit
     def _token_at(self, x, rows, unit, units, step, lane):

@@ -41,7 +41,8 @@ def _groups():
 def gate_up_operands(latent: int, width: int):
     """Stand-ins for the arguments of `ExpertsGateUp`, in order."""
     x, hidden = tensor((symbol(), latent), (symbol(8), 1)), tensor((symbol(), width), (width, 1))
-    return (x, *_weight(2 * width, latent), *_groups(), hidden, Int32(1), Int32(PLACE))
+    following = _weight(latent, width)
+    return (x, *_weight(2 * width, latent), *_groups(), hidden, *following, Int32(1), Int32(PLACE))
 
 
 def down_operands(latent: int, width: int, slots: int):
@@ -64,7 +65,7 @@ def down_operands(latent: int, width: int, slots: int):
 
 def gate_up_kernel(latent, width, slots, shape: GateUp, settled=False, early_trigger=False, *betas):
     """The first kernel with a launch shape."""
-    numbers = (shape.warps, shape.cluster, shape.resident, shape.depth)
+    numbers = (shape.warps, shape.cluster, shape.resident, shape.depth, shape.prefetch)
     return ExpertsGateUp(latent, width, slots, *numbers, settled, early_trigger, *betas)
 
 
@@ -92,12 +93,12 @@ def compiled_down(spec, shape: Down, arch):
     return compile_kernel(kernel, *down_operands(*site), arch=arch)
 
 
-def run_gate_up(spec, x, weights, routing, hidden, shape: GateUp) -> None:
-    """Launch on PyTorch's current stream; weights: (weight, scales as int32 words)."""
+def run_gate_up(spec, x, weights, routing, hidden, following, shape: GateUp) -> None:
+    """Launch on PyTorch's current stream; weights, following: (weight, scales as int32 words) of both kernels."""
     units = x.shape[0] * spec.top_k * (spec.width // 64)  # at most
     lanes = max(1, min(shape.resident * multiprocessors(x.device.index) // shape.cluster, units))
     kernel = compiled_gate_up(spec, shape, arch_of(x.device))
-    kernel(x, *weights, routing.experts, routing.rows, routing.count, hidden, lanes, PLACE)
+    kernel(x, *weights, routing.experts, routing.rows, routing.count, hidden, *following, lanes, PLACE)
 
 
 def run_down(spec, hidden, weights, routing, partial, counters, out, shape: Down) -> None:
@@ -116,6 +117,8 @@ GATE_UP_ROLES: tuple[Role, ...] = (
     "state",  # rows
     "state",  # count
     "output",  # hidden
+    "weight",  # of the next kernel
+    "weight",  # its scales
     "scalar",  # lanes
     "scalar",  # place
 )
@@ -160,7 +163,7 @@ def _limits(kernel) -> Limits:
 
 
 def _gate_up_build(kernel: ExpertsGateUp, targets) -> Build:
-    shape = (kernel.warps, kernel.cluster, kernel.resident, kernel.depth)
+    shape = (kernel.warps, kernel.cluster, kernel.resident, kernel.depth, kernel.prefetch)
     return Build(
         f"moe_experts gate and up {kernel.blocks * 64} {shape} settled={kernel.settled}",
         type(kernel).__name__,

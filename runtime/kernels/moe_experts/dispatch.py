@@ -122,6 +122,6 @@ class MoeExperts:
 
         launch = launch or self.launch(tokens)
         hidden, partial, counters = workspace.hidden, workspace.partial, workspace.counters
-        cute_launch.run_gate_up(spec, x, self.w13, routing, hidden, launch.gate_up)
+        cute_launch.run_gate_up(spec, x, self.w13, routing, hidden, self.w2, launch.gate_up)
         cute_launch.run_down(spec, hidden, self.w2, routing, partial, counters, out, launch.down)
         return out

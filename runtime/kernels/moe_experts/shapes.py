@@ -8,13 +8,15 @@ class GateUp:
     """Of the first kernel.
 
     warps: per CTA. cluster: CTAs that share a unit of work, 1, 2 or 4. resident: CTAs that share a multiprocessor.
-    depth: steps of 32 columns that a warp's loads are ahead.
+    depth: steps of 32 columns that a warp's loads are ahead. prefetch: whether it brings the second kernel's weights to
+    the L2 cache.
     """
 
     warps: int
     cluster: int
     resident: int
     depth: int
+    prefetch: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from runtime.kernels.moe_experts import cute_launch
 from runtime.kernels.moe_experts.dispatch import MoeExperts
 from runtime.kernels.moe_experts.shapes import Down, GateUp
 from runtime.kernels.moe_experts.spec import MoeExpertsSpec
+from runtime.kernels.moe_experts.table import Launch
 
 GATE_UP = [
     GateUp(8, 1, 2, 2),
@@ -42,8 +43,19 @@ DOWN = [
 ]
 
 
-def shapes(kernel: str, width: int) -> Iterator[GateUp | Down]:
-    """Candidates of a kernel whose depth a job of this width allows."""
+FEW = [  # tokens: pairs of shapes, with and without the second kernel's weights brought to the L2 cache
+    Launch(0, gate_up, down)
+    for down in (Down(4, 4, 2, 6), Down(8, 2, 1, 6), Down(4, 9, 4, 4))
+    for shape in (GateUp(4, 4, 4, 2), GateUp(8, 2, 2, 2), GateUp(7, 4, 2, 2))
+    for gate_up in (shape, replace(shape, prefetch=True))
+]
+
+
+def shapes(kernel: str, width: int) -> Iterator[GateUp | Down | Launch]:
+    """Candidates of a kernel whose depth a job of this width allows, or of both in sequence ("pair")."""
+    if kernel == "pair":
+        yield from FEW
+        return
     for shape in GATE_UP if kernel == "gate_up" else DOWN:
         steps = 112 // (shape.warps * shape.cluster) if kernel == "gate_up" else width // 32
         if shape.depth <= steps:
@@ -53,9 +65,13 @@ def shapes(kernel: str, width: int) -> Iterator[GateUp | Down]:
 def calls_of(kernel, shape, ops, steps, space):
     """One call per step with a launch shape."""
     pairs = [(ops[i % len(ops)], step) for i, step in enumerate(steps)]
+    if kernel == "pair":
+        return [lambda o=o, s=s: o(s.x, s.routing, space, s.out, launch=shape) for o, s in pairs]
     if kernel == "gate_up":
         run = cute_launch.run_gate_up
-        return [lambda o=o, s=s: run(o.spec, s.x, o.w13, s.routing, space.hidden, shape) for o, s in pairs]
+        return [
+            lambda o=o, s=s: run(o.spec, s.x, o.w13, s.routing, space.hidden, o.w2, shape) for o, s in pairs
+        ]
     run, scratch = cute_launch.run_down, (space.partial, space.counters)
     return [
         lambda o=o, s=s: run(o.spec, space.hidden, o.w2, s.routing, *scratch, s.out, shape) for o, s in pairs
@@ -83,7 +99,7 @@ def sweep(kernel: str, width: int, tokens: int, skew: float, ops, log: Path, whe
             continue
         good[str(shape)] = calls
     times = measure(good, min_calls=16, rounds=9)
-    read = (2 * width * 3584 if kernel == "gate_up" else width * 3584) * 17 // 32
+    read = {"gate_up": 2, "down": 1, "pair": 3}[kernel] * width * 3584 * 17 // 32
     values = {
         "kernel": kernel,
         "width": width,
@@ -105,7 +121,9 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--log", type=Path, default=Path("docs/log/moe_experts_sweep.jsonl"))
-    parser.add_argument("--kernel", choices=["gate_up", "down"], nargs="+", default=["gate_up", "down"])
+    parser.add_argument(
+        "--kernel", choices=["gate_up", "down", "pair"], nargs="+", default=["gate_up", "down"]
+    )
     parser.add_argument("--width", type=int, nargs="+", default=[384, 192])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 64, 2, 4, 16, 32])
     parser.add_argument("--skew", type=float, default=0.0)

@@ -333,6 +333,12 @@ def copy_bulk(shared, pointer, size, barrier):
 
 
 @_op
+def prefetch_bulk(pointer, size):
+    """Bring `size` contiguous bytes of a weight to the L2 cache."""
+    return "cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r,~{memory}", (pointer, Int32(size)), None, False
+
+
+@_op
 def arrive_after_copies(barrier):
     """Arrive once on `barrier` when all copies that this thread has started are done."""
     return "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", (barrier,), None, False

@@ -25,6 +25,10 @@ SCHEMA = "k3.kernel_bench/1"
 L2_BYTES = 60e6  # H200; buffer sets together exceed it twice
 H200_BYTES_PER_S = 4.3e12  # large device-to-device copy, read + write, measured
 HOST_AHEAD_CYCLES = 1_000_000  # 0.5 ms: longer than the host needs to submit a round
+TOLERANT = (
+    "-o",
+    "addopts=--strict-markers",
+)  # a GPU host may lack a pytest plugin that only other tests need
 Call = Callable[[], object]
 
 
@@ -166,7 +170,7 @@ def require_green(op: str) -> None:
     tests = kernels / op if (kernels / op).is_dir() else kernels / f"test_{op}_gpu.py"
     environment = os.environ | {"K3_REQUIRE_GPU": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", str(tests)], check=False, env=environment
+        [sys.executable, "-m", "pytest", *TOLERANT, "-q", "-x", str(tests)], check=False, env=environment
     )
     if done.returncode:
         raise SystemExit(f"{op}: its tests fail, so there is nothing to measure")
