@@ -22,6 +22,7 @@ from runtime.kernels.common.launch.cute_ops import (
     load_published,
     load_shared_word,
     pack,
+    prefetch_bulk,
     reset_counter,
     shared_bytes,
     store_bf16,
@@ -29,8 +30,8 @@ from runtime.kernels.common.launch.cute_ops import (
     store_words,
     unpack,
 )
-from runtime.kernels.moe_experts.cute_mxfp4 import GROUP
-from runtime.kernels.moe_experts.cute_stream import WeightStream
+from runtime.kernels.moe_experts.cute_mxfp4 import BLOCK_WORDS, GROUP
+from runtime.kernels.moe_experts.cute_stream import SCALE_WORDS, WeightStream
 
 BATCH = 16  # rows that a thread of the last CTA has on their way at a time
 
@@ -39,16 +40,19 @@ class ExpertsDown(WeightStream):
     """One launch; the constructor's arguments are compile-time.
 
     latent: rows of the weight. width: its columns. slots: experts of a token. warps: per CTA. shares: CTAs of a block.
-    resident: CTAs that may share a multiprocessor. depth: steps of 32 columns that a warp is ahead. settled is always
-    true; early_trigger: see `Overlap`.
+    resident: CTAs that may share a multiprocessor. depth: steps of 32 columns that a warp is ahead. prefetch: whether a
+    warp brings its whole first job to the L2 cache before the dependency wait. settled is always true; early_trigger:
+    see `Overlap`.
     """
 
     settled = True
 
-    def __init__(self, latent, width, slots, warps, shares, resident, depth, early_trigger=False):
+    def __init__(
+        self, latent, width, slots, warps, shares, resident, depth, prefetch=False, early_trigger=False
+    ):
         super().__init__(width, latent // 64, 0, width // GROUP, depth, slots, True)
         self.latent, self.warps, self.shares, self.resident = latent, warps, shares, resident
-        self.early_trigger = early_trigger
+        self.early_trigger, self.prefetch = early_trigger, prefetch
         self.threads = warps * WARP
         self.smem_bytes = shared_bytes(64, resident)
 
@@ -123,6 +127,9 @@ class ExpertsDown(WeightStream):
             for d in cutlass.range_constexpr(self.depth):
                 self._request(w, scales, row, block, d, lane, buffers)
         at = self._token_at(hidden, rows, group, groups, lane)
+        if cutlass.const_expr(self.prefetch):
+            if group < groups:
+                self._bring(w, scales, row, block)
         self._wait()
         if group < groups:
             for d in cutlass.range_constexpr(self.depth):
@@ -146,6 +153,17 @@ class ExpertsDown(WeightStream):
             self._finish(ids, weights, partial, out, first, local, block, thread)
             if thread == 0:
                 reset_counter(counters.iterator + block)
+
+    @cute.jit
+    def _bring(self, w, scales, row, block):
+        """Bring what is left of the first job to the L2 cache."""
+        with cute.arch.elect_one():
+            for step in cutlass.range(self.depth, self.steps, unroll=1):
+                for half in cutlass.range_constexpr(2):
+                    at = (2 * (row + step) + half) * self.row_blocks + block
+                    prefetch_bulk(w.iterator + Int64(at) * BLOCK_WORDS, 4 * BLOCK_WORDS)
+                at = (row + step) * self.row_blocks + block
+                prefetch_bulk(scales.iterator + Int64(at) * SCALE_WORDS, 4 * SCALE_WORDS)
 
     @cute.jit
     def _token_at(self, hidden, rows, group, groups, lane):

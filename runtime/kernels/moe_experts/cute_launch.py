@@ -71,9 +71,8 @@ def gate_up_kernel(latent, width, slots, shape: GateUp, settled=False, early_tri
 
 def down_kernel(latent, width, slots, shape: Down, early_trigger=False):
     """The second kernel with a launch shape."""
-    return ExpertsDown(
-        latent, width, slots, shape.warps, shape.shares, shape.resident, shape.depth, early_trigger
-    )
+    numbers = (shape.warps, shape.shares, shape.resident, shape.depth, shape.prefetch)
+    return ExpertsDown(latent, width, slots, *numbers, early_trigger)
 
 
 @cache
@@ -180,7 +179,7 @@ def _gate_up_build(kernel: ExpertsGateUp, targets) -> Build:
 
 
 def _down_build(kernel: ExpertsDown, targets) -> Build:
-    shape = (kernel.warps, kernel.shares, kernel.resident, kernel.depth)
+    shape = (kernel.warps, kernel.shares, kernel.resident, kernel.depth, kernel.prefetch)
     operands = (kernel.latent, kernel.columns, kernel.slots)
     return Build(
         f"moe_experts down {kernel.columns} {shape}",

@@ -21,9 +21,13 @@ class GateUp:
 
 @dataclass(frozen=True)
 class Down:
-    """Of the second kernel. shares: CTAs that take turns at 64 rows of the latent; the rest as for `GateUp`."""
+    """Of the second kernel. shares: CTAs that take turns at 64 rows of the latent; the rest as for `GateUp`.
+
+    prefetch: whether a warp brings its whole first job to the L2 cache while it waits for the first kernel.
+    """
 
     warps: int
     shares: int
     resident: int
     depth: int
+    prefetch: bool = False

@@ -43,18 +43,25 @@ DOWN = [
 ]
 
 
-FEW = [  # tokens: pairs of shapes, with and without the second kernel's weights brought to the L2 cache
+# Both kernels in sequence, with and without bringing the second one's weights to the L2 cache.
+FEW = [
     Launch(0, gate_up, down)
-    for down in (Down(4, 4, 2, 6), Down(8, 2, 1, 6), Down(4, 9, 4, 4))
+    for down in (Down(4, 4, 2, 6), Down(4, 4, 2, 6, True), Down(4, 9, 4, 4))
     for shape in (GateUp(4, 4, 4, 2), GateUp(8, 2, 2, 2), GateUp(7, 4, 2, 2))
     for gate_up in (shape, replace(shape, prefetch=True))
 ]
+MANY = [
+    Launch(0, gate_up, down)
+    for gate_up in (GateUp(8, 1, 2, 2), GateUp(8, 2, 2, 2))
+    for shape in (Down(4, 9, 4, 4), Down(4, 9, 4, 3), Down(4, 7, 3, 4))
+    for down in (shape, replace(shape, prefetch=True))
+]
 
 
-def shapes(kernel: str, width: int) -> Iterator[GateUp | Down | Launch]:
+def shapes(kernel: str, width: int, tokens: int) -> Iterator[GateUp | Down | Launch]:
     """Candidates of a kernel whose depth a job of this width allows, or of both in sequence ("pair")."""
     if kernel == "pair":
-        yield from FEW
+        yield from FEW if tokens <= 4 else MANY
         return
     for shape in GATE_UP if kernel == "gate_up" else DOWN:
         steps = 112 // (shape.warps * shape.cluster) if kernel == "gate_up" else width // 32
@@ -84,7 +91,7 @@ def sweep(kernel: str, width: int, tokens: int, skew: float, ops, log: Path, whe
     space = ops[0].buffers(tokens)
     space.hidden.normal_()
     good, expected = {}, None
-    for shape in shapes(kernel, width):
+    for shape in shapes(kernel, width, tokens):
         try:
             calls = calls_of(kernel, shape, ops, steps, space)
             calls[0]()

@@ -86,7 +86,7 @@ class Step:
 SHAPES = [
     Launch(0, GateUp(4, 4, 3, 3), Down(4, 4, 3, 4)),
     Launch(0, GateUp(4, 4, 4, 2, True), Down(4, 4, 2, 6)),
-    Launch(0, GateUp(8, 1, 2, 2), Down(4, 7, 3, 4)),
+    Launch(0, GateUp(8, 1, 2, 2), Down(4, 7, 3, 4, True)),
     Launch(0, GateUp(4, 2, 4, 2), Down(8, 2, 1, 6)),
     Launch(0, GateUp(7, 4, 2, 2), Down(4, 9, 4, 3)),
     Launch(0, GateUp(7, 2, 2, 2), Down(8, 4, 2, 3)),
