@@ -9,6 +9,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from k3ctl.facts.products import PRODUCTS, Kind
 from k3ctl.triage.records import Record
 
 PYNCCL_NEEDS = Version("2.29.7")
@@ -16,7 +17,14 @@ PYNCCL_NEEDS = Version("2.29.7")
 
 _VERSION = re.compile(r"(?:\bversion |LLM engine \(v)(\d{1,4}\.\d{1,4}[\w.+]{0,80})")
 _NCCL = re.compile(r"(?:using nccl==|NCCL version )(\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
-_GPU = re.compile(r"\b(GB300|GB200|B300|B200|H200|H100|H20|H800|A100|A800|L40S|RTX PRO 6000)\b")
+_RACK = {row.chip for row in PRODUCTS.values() if row.kind is Kind.NVL72}
+_HOPPER = {row.chip for row in PRODUCTS.values() if row.capability[0] == 9}
+_CHIPS = {row.chip for row in PRODUCTS.values()} | {
+    "A100",
+    "A800",
+    "L40S",
+}  # too old to serve K3, yet logs name them
+_GPU = re.compile(rf"\b({'|'.join(sorted(_CHIPS, key=len, reverse=True))})\b".replace("-", "[- ]"))
 _BACKENDS = re.compile(
     r"Using \[(?P<on>[^\]]{0,300})\] all-reduce backends.{0,80}?for group '(?P<group>[^']{0,60})'"
     r".{0,60}?potential backends: \[(?P<all>[^\]]{0,300})\]"
@@ -174,7 +182,7 @@ class Facts:
             self.interfaces.setdefault(found["name"], found["value"])
 
     def _devices(self, text: str, _: Record) -> None:
-        self.gpus |= set(_GPU.findall(text))
+        self.gpus |= {name.replace(" ", "-") for name in _GPU.findall(text)}
 
     def number(self, name: str) -> int | None:
         """An argument that is a whole number."""
@@ -271,11 +279,11 @@ CONDITIONS: dict[str, tuple[str, Callable[[Facts, Record], bool | None]]] = {
     ),
     "one-board-gpus": (
         "the GPUs belong to boards of eight: their NVLink ends at the board",
-        lambda facts, _: bool(facts.gpus) and not any(name.startswith("GB") for name in facts.gpus),
+        lambda facts, _: bool(facts.gpus) and not facts.gpus & _RACK,
     ),
     "hopper": (
         "the GPU is a Hopper",
-        lambda facts, _: bool(facts.gpus) and all(name.startswith("H") for name in facts.gpus),
+        lambda facts, _: bool(facts.gpus) and facts.gpus <= _HOPPER,
     ),
 }
 """Name → what it means, and how it is read. None is unknown, and unknown changes nothing."""
