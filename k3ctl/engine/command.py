@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import getpass
 import hashlib
+import hmac
 import os
+import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from k3ctl.engine import limits
+from k3ctl import files
+from k3ctl.engine import limits, rundir
 from k3ctl.engine.node import Node
 from k3ctl.engine.rundir import Run
 from k3ctl.engine.territory import SCRATCH_PREFIX
@@ -27,6 +31,7 @@ PLUGINS = ("k3_runtime", "k3_witness")
 WITNESS = "runtime.witness.worker.WitnessExtension"
 """Mixed into every worker: starts the witness of CUDA workers and answers for the rank's page."""
 KEY = "VLLM_API_KEY"
+PEER_SECRET = "K3CTL_PEER_SECRET"
 IN_ENVIRONMENT = {"api_key": KEY, "hf_token": "HF_TOKEN"}
 """Arguments that vLLM also takes from a variable, which `ps` does not show to other users."""
 
@@ -106,18 +111,52 @@ def plugins(wanted: str | None, installed: Sequence[str]) -> str:
     return ",".join(dict.fromkeys([*PLUGINS, *others]))
 
 
-def group(resolved: ResolvedConfig, node: Node | None) -> dict[str, Any] | None:
+def secret(environ: Mapping[str, str], file: Path) -> str:
+    """What the nodes of a launch know and nobody else: ``K3CTL_PEER_SECRET``, else a file of the state directory.
+
+    Nodes that share the user's home find the same file; the first to need it makes it.
+
+    Raises:
+        UsageError: the variable holds next to nothing, or the file cannot be made or read by this user alone.
+    """
+    given = environ.get(PEER_SECRET)
+    if given is not None:
+        if len(given) < 16:
+            raise UsageError(
+                f"{PEER_SECRET} has {len(given)} characters",
+                hint="give every node the same 16 or more random ones",
+            )
+        return given
+    try:
+        with contextlib.suppress(FileExistsError):
+            file.parent.mkdir(parents=True, exist_ok=True, mode=files.DIRECTORY)
+            files.replace(file, secrets.token_hex(32).encode() + b"\n", exclusive=True)
+        found = files.read(file, 4096).decode().strip()
+        if not files.owned(file) or file.stat().st_mode & 0o077 or len(found) < 16:
+            raise ValueError("it must be this user's alone and hold 16 characters or more")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the nodes' secret `{file}` cannot be used: {files.reason(error)}",
+            hint=f"remove it, or give every node the same {PEER_SECRET}",
+        ) from error
+    return found
+
+
+def group(
+    resolved: ResolvedConfig, node: Node | None, environ: Mapping[str, str] = os.environ
+) -> dict[str, Any] | None:
     """Fields of the ``peers.Group`` of a launch over several nodes."""
     if node is None:
         return None
     nodes = int(resolved.get("nnodes"))
     launch_id = f"{resolved.profile.name} {nodes} {node.master_addr}:{node.master_port}"
+    key = secret(environ, rundir.state_root() / "peers.secret")
     return {
         "rank": node.rank,
         "nodes": nodes,
         "address": node.master_addr,
         "port": node.heartbeat_port,
-        "token": hashlib.sha256(launch_id.encode()).hexdigest()[:16],
+        "token": hmac.new(key.encode(), launch_id.encode(), hashlib.sha256).hexdigest(),
     }
 
 

@@ -3,29 +3,42 @@
 Node 0's supervisor listens; the others connect to it. Everyone sends a short line every second. A line that says
 ``failed`` or ``stopping``, a connection that breaks, or eight seconds without a line stop the engine on every
 node. Non-blocking, in the supervisor's own selector. Standard library only.
+
+Both sides open with a fresh nonce; every line after it carries a keyed digest over both nonces, its number and its
+content. So only who knows the secret of the launch is heard, and no line can be sent again, back or elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import hmac
 import json
+import secrets
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 BEAT_S = 1.0
 LOST_S = 8.0
 JOIN_S = 900.0
 """How long a node may be missing at the start: trays boot and images are pulled at different speeds."""
 MAX_LINE = 4096
+WHY = 1000
+"""Longest reason that is sent on."""
+STRANGER_S = 10.0
+"""How long a connection may stay silent before it has shown that it knows the secret."""
+MAX_STRANGERS = 64
+OTHER_SECRET = "another secret than this node: give every node the same K3CTL_PEER_SECRET"
 
 
 @dataclass(frozen=True)
 class Group:
-    """Who belongs together. ``token`` tells a stray connection, or another launch, from a peer."""
+    """Who belongs together. ``token`` is the secret of the launch: it never crosses the network."""
 
     rank: int
     nodes: int
@@ -44,6 +57,12 @@ class _Link:
     buffer: bytes = b""
     connected: bool = True
     state: str = field(default="")
+    mine: str = field(default_factory=lambda: secrets.token_hex(16))
+    theirs: str = ""
+    """Nonces of this connection; ``theirs`` is empty until it has come."""
+    sent: int = 0
+    got: int = 0
+    """Number of the last line in each direction."""
 
 
 class Peers:
@@ -72,6 +91,7 @@ class Peers:
         self._retry_at = 0.0
         self._links: list[_Link] = []
         self._over = False
+        self._refused = 0
         self._server = self._listen() if group.rank == 0 else None
 
     def tick(self) -> None:
@@ -134,13 +154,16 @@ class Peers:
             connection.close()
             return
         self._add(connection, rank=0)
-        self._send_all()
 
     def _add(self, connection: socket.socket, rank: int = -1) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link = _Link(connection, self._clock(), rank)
+        if len(self._links) - len(self._known()) >= MAX_STRANGERS:
+            connection.close()
+            return
         self._links.append(link)
+        self._put(link, {"hello": link.mine})
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(link))
 
     def _drop(self, link: _Link) -> None:
@@ -151,14 +174,22 @@ class Peers:
             self._links.remove(link)
 
     def _send_all(self) -> None:
-        said = {"token": self.group.token, "rank": self.group.rank, "state": self.state, "why": self._why}
-        line = json.dumps(said).encode() + b"\n"
         for link in list(self._links):
-            try:
-                link.socket.send(line)
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EWOULDBLOCK):
-                    self._broken(link)
+            if link.theirs:
+                link.sent += 1
+                said = [self.group.rank, link.sent, self.state, self._why[:WHY]]
+                self._put(link, {"said": said, "proof": self._proof(link.mine, link.theirs, said)})
+
+    def _put(self, link: _Link, what: Mapping[str, Any]) -> None:
+        try:
+            link.socket.send(json.dumps(what).encode() + b"\n")
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EWOULDBLOCK):
+                self._broken(link)
+
+    def _proof(self, sender: str, receiver: str, said: Any) -> str:
+        content = json.dumps([sender, receiver, said]).encode()
+        return hmac.new(self.group.token.encode(), content, hashlib.sha256).hexdigest()
 
     def _receive(self, link: _Link) -> None:
         try:
@@ -172,20 +203,42 @@ class Peers:
             return
         *lines, link.buffer = (link.buffer + data).split(b"\n")
         if len(link.buffer) > MAX_LINE or not all(self._heard(link, line) for line in lines):
-            self._drop(link)
+            self._broken(link)
 
     def _heard(self, link: _Link, line: bytes) -> bool:
         """Take in one line; False for one that no peer of this launch would send."""
         try:
-            said = json.loads(line)
-            token, rank, state, why = said["token"], int(said["rank"]), str(said["state"]), str(said["why"])
-        except (ValueError, TypeError, KeyError):
+            message = json.loads(line)
+            if not link.theirs:
+                return self._greeted(link, message["hello"])
+            (rank, number, state, why), proof = message["said"], message["proof"]
+            fits = (
+                type(rank) is int and type(number) is int and isinstance(state, str) and isinstance(why, str)
+            )
+            expected = self._proof(link.theirs, link.mine, message["said"])
+            genuine = fits and hmac.compare_digest(expected, str(proof).encode(errors="replace").decode())
+        except (ValueError, TypeError, KeyError, RecursionError):
             return False
-        if token != self.group.token or not 0 <= rank < self.group.nodes:
+        if not genuine:
+            self._refused += 1
+            if self._server is None and not self._known():
+                self._lose(f"node 0 has {OTHER_SECRET}")
             return False
-        link.rank, link.state, link.heard_at = rank, state, self._clock()
+        if rank == self.group.rank or not 0 <= rank < self.group.nodes or number <= link.got:
+            return False
+        if link.state and rank != link.rank:
+            return False
+        link.rank, link.state, link.got, link.heard_at = rank, state, number, self._clock()
         if state in ("failed", "stopping"):
             self._lose(f"node {rank} {'failed' if state == 'failed' else 'stops'}: {why}", state == "failed")
+        return True
+
+    def _greeted(self, link: _Link, nonce: Any) -> bool:
+        """The other side's nonce; our own coming back is an echo."""
+        if not isinstance(nonce, str) or not 16 <= len(nonce) <= 128 or nonce == link.mine:
+            return False
+        link.theirs = nonce
+        self._send_all()
         return True
 
     def _broken(self, link: _Link) -> None:
@@ -199,11 +252,14 @@ class Peers:
             if now - link.heard_at > self._lost_s:
                 self._lose(f"node {link.rank} is gone (nothing heard for {self._lost_s:.0f} s)")
                 return
+        for link in [one for one in self._links if not one.state and now - one.heard_at > STRANGER_S]:
+            self._drop(link)
         missing = (
             self.group.nodes - 1 - len(self._known()) if self.group.rank == 0 else int(not self._known())
         )
         if missing and now - self._born > self._join_s:
-            self._lose(f"{missing} of {self.group.nodes} nodes did not join within {self._join_s:.0f} s")
+            why = f"; {self._refused} times one came with {OTHER_SECRET}" if self._refused else ""
+            self._lose(f"{missing} of {self.group.nodes} nodes did not join within {self._join_s:.0f} s{why}")
 
     def _known(self) -> list[_Link]:
         return [link for link in self._links if link.rank >= 0 and link.state]

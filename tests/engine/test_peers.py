@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import selectors
 import socket
 from dataclasses import dataclass, field
 
 import pytest
+from engine_helpers import tiny
 
-from k3ctl.engine import procs
-from k3ctl.engine.peers import JOIN_S, LOST_S, Group, Peers
+from k3ctl.engine import command, procs, rundir
+from k3ctl.engine.node import Node as Place
+from k3ctl.engine.peers import JOIN_S, LOST_S, MAX_STRANGERS, Group, Peers
+from k3ctl.errors import UsageError
 
 
 @dataclass
@@ -121,8 +125,12 @@ def test_a_node_that_never_joins_ends_the_start():
         b"\x00\xff" * 4000,
         b'{"token":"other","rank":1,"state":"failed","why":""}\n',
         b"[]\n",
+        b'{"hello":"0123456789abcdef"}\n{"said":[1,1,"failed","x"],"proof":"0000"}\n',
+        b'{"hello":"0123456789abcdef"}\n{"said":[1,1,"failed","x"],"proof":["\\ud800"]}\n',
+        b'{"hello":"0123456789abcdef"}\n' + b"[" * 4000 + b"\n",
+        b'{"hello":1}\n',
     ],
-    ids=["http", "binary", "another-launch", "wrong-shape"],
+    ids=["http", "binary", "old", "wrong-shape", "no-proof", "odd-proof", "deep", "odd-hello"],
 )
 def test_strangers_on_the_port_change_nothing(trio, noise):
     clock, nodes = trio
@@ -131,3 +139,102 @@ def test_strangers_on_the_port_change_nothing(trio, noise):
         run(clock, nodes, 1)
     run(clock, nodes, 1)
     assert [one.losses for one in nodes] == [[], [], []]
+
+
+class Wire:
+    """A stranger who can read and send lines but does not know the secret."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.settimeout(2)
+        self.file = self.socket.makefile("rb")
+
+    def line(self) -> bytes:
+        return self.file.readline()
+
+    def send(self, line: bytes) -> None:
+        self.socket.sendall(line)
+
+
+def test_an_echo_of_our_own_lines_is_not_heard(trio):
+    clock, nodes = trio
+    wire = Wire(nodes[0].peers.group.port)
+    run(clock, nodes, 1)
+    wire.send(wire.line())  # the nonce comes back
+    run(clock, nodes, 2)
+    assert wire.line() == b"", "it hung up"
+    assert nodes[0].losses == []
+
+
+def test_a_line_that_was_recorded_is_not_heard_again_here_or_elsewhere(trio):
+    """A relay between node 1's line and node 0: what it saw on one connection proves nothing on another."""
+    clock, nodes = trio
+    link = nodes[1].peers._links[0]
+    said = [1, 1000, "failed", "recorded"]
+    line = {"said": said, "proof": nodes[1].peers._proof(link.mine, link.theirs, said)}
+    wire = Wire(nodes[0].peers.group.port)
+    run(clock, nodes, 1)
+    wire.send(json.dumps({"hello": link.mine}).encode() + b"\n" + json.dumps(line).encode() + b"\n")
+    run(clock, nodes, 2)
+    assert nodes[0].losses == []
+    old = [1, 1, "failed", "again"]
+    nodes[1].peers._put(link, {"said": old, "proof": nodes[1].peers._proof(link.mine, link.theirs, old)})
+    run(clock, nodes, 1)
+    assert nodes[0].losses == [("node 1 is gone (its connection broke)", True)], "not: node 1 failed"
+
+
+def test_the_secret_and_its_digest_never_cross_the_network(trio):
+    clock, nodes = trio
+    wire = Wire(nodes[0].peers.group.port)
+    wire.send(b'{"hello":"0123456789abcdef"}\n')
+    run(clock, nodes, 2)
+    assert set(json.loads(wire.line())) == {"hello"}
+    said = json.loads(wire.line())
+    assert set(said) == {"said", "proof"} and len(said["proof"]) == 64
+    assert said["proof"] != json.loads(wire.line())["proof"], "two lines have two proofs"
+
+
+def test_a_node_with_another_secret_ends_with_a_sentence_and_stops_nobody():
+    clock, port = Clock(), procs.free_port("127.0.0.1")
+    first, second = node(0, 2, port, clock), node(1, 2, port, clock, token="other")
+    run(clock, [first, second], 3)
+    assert "K3CTL_PEER_SECRET" in second.losses[0][0] and second.losses[0][1]
+    assert first.losses == [] and not first.peers.all_ready()
+    clock.now += JOIN_S
+    first.turn()
+    assert "K3CTL_PEER_SECRET" in first.losses[0][0]
+    first.peers.close()
+    second.peers.close()
+
+
+def test_strangers_that_stay_are_sent_away_and_their_number_is_bounded(trio):
+    clock, nodes = trio
+    port = nodes[0].peers.group.port
+    wires = [Wire(port) for _ in range(MAX_STRANGERS + 20)]
+    for _ in range(60):
+        nodes[0].turn()
+    assert len(nodes[0].peers._links) <= MAX_STRANGERS + 2
+    run(clock, nodes, 12)
+    assert len(nodes[0].peers._links) == 2
+    assert [one.losses for one in nodes] == [[], [], []]
+    for wire in wires:
+        wire.socket.close()
+
+
+def test_the_secret_of_a_launch_does_not_follow_from_what_everyone_knows(tmp_path, state_dir, monkeypatch):
+    monkeypatch.delenv("K3CTL_PEER_SECRET", raising=False)
+    resolved, one = tiny(nnodes="2", tensor_parallel_size="2"), Place(0, "192.0.2.1")
+    token = command.group(resolved, one)["token"]
+    assert command.group(resolved, Place(1, "192.0.2.1"))["token"] == token, "nodes with one home agree"
+    file = rundir.state_root() / "peers.secret"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.unlink()
+    assert command.group(resolved, one)["token"] != token, "and other homes do not"
+    for text in ("", "short"):
+        with pytest.raises(UsageError, match="K3CTL_PEER_SECRET"):
+            command.group(resolved, one, {"K3CTL_PEER_SECRET": text})
+    given = {"K3CTL_PEER_SECRET": "x" * 16}
+    assert command.group(resolved, one, given)["token"] == command.group(resolved, one, given)["token"]
+    file.chmod(0o644)
+    with pytest.raises(UsageError, match="alone"):
+        command.group(resolved, one)
