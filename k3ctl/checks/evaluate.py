@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from k3ctl.checks import multicast, rules
 from k3ctl.checks.domains import domains
-from k3ctl.checks.finding import RULES, Area, Finding, Rule
+from k3ctl.checks.finding import RULES, Area, Finding, Rule, Severity
 from k3ctl.checks.products import classify
 from k3ctl.checks.view import ClusterView, NodeView, nccl_version
 from k3ctl.facts.products import Kind
@@ -90,10 +90,10 @@ def _host_of(node: Node, host: Hosts, count: int) -> Host | None:
     return host.get(node.hostname)
 
 
-def node_findings(views: Sequence[NodeView]) -> Iterator[Finding]:
-    """Every finding about single hosts."""
+def node_findings(views: Sequence[NodeView], only: Severity | None = None) -> Iterator[Finding]:
+    """Every finding about single hosts; ``only`` those of the rules of one severity."""
     for rule in RULES.values():
-        if rule.cluster:
+        if rule.cluster or only not in (None, rule.severity):
             continue
         for view in views:
             if view.product.kind in rule.kinds and rule.applies.holds(_version(rule, view)):

@@ -63,7 +63,7 @@ class Applies:
 
     def holds(self, version: str | None) -> bool:
         """Whether ``version`` (dotted numbers) lies inside."""
-        if not version:
+        if not version or not (self.minimum or self.below):
             return True
         number = version_key(version)
         return (not self.minimum or number >= version_key(self.minimum)) and (

@@ -66,8 +66,6 @@ def size_text(size: int) -> str:
 
 
 def nccl_version(view: NodeView) -> str | None:
-    """Version of the NCCL that would be loaded, where it is known."""
+    """Version of the NCCL that would be loaded (the first that is found), where it is known."""
     libraries = view.host.libraries if view.host else ()
-    return next(
-        (library.version for library in libraries if library.name == "nccl" and library.version), None
-    )
+    return next((library.version for library in libraries if library.name == "nccl"), None)

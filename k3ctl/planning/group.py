@@ -13,6 +13,7 @@ from typing import Any
 from k3ctl.checks.domains import Domain, islands, known_domain, registered, usable
 from k3ctl.checks.finding import RULES, Area, Finding, Severity
 from k3ctl.checks.products import SWITCHED
+from k3ctl.checks.rules.network import FIRST_NCCL, old_nccl
 from k3ctl.checks.rules.profile import inside
 from k3ctl.checks.view import NodeView, nccl_version, size_text
 from k3ctl.facts import products
@@ -40,6 +41,8 @@ class Need:
     one_domain: bool
     driver: str
     utilization: float
+    unfixed_pipeline: bool = False
+    """Pipeline stages without the plugin that orders their streams where pynccl is off."""
 
     @classmethod
     def of(cls, d: Proposal) -> Need:
@@ -55,6 +58,7 @@ class Need:
             one_domain=requires.nvlink_domain or d.specialized,
             driver=requires.driver,
             utilization=float(d.arg("gpu_memory_utilization", DEFAULT_UTILIZATION)),
+            unfixed_pipeline=d.parallel.pp > 1 and not d.has_runtime,
         )
 
     @property
@@ -153,17 +157,21 @@ def choose(
 
 def offer(view: NodeView, need: Need, faults: Sequence[Finding]) -> Offer:
     """What one host brings to ``need``."""
-    found = [fault for fault in faults if not (fault.id in MATRIX and view.product.kind is not Kind.NVL72)]
+    found = list(faults)
     if need.per_node == 0:
         return Offer(view, (), tuple(found))
     node = view.node
     if view.product.kind is Kind.UNKNOWN and not node.gpus:
         return Offer(view, tuple(range(need.per_node)), tuple(found), assumed=True)
     wrong, held = list(_wrong_products(view, need)), list(_held(view, need))
-    old = list(_old_driver(view, need))
+    old = [*_old_driver(view, need), *_old_nccl(view, need)]
     faulty = {fault.where for fault in [*found, *wrong, *held]}
     fit = [gpu for gpu in node.present if gpu.label not in faulty and not gpu.in_mig_mode]
-    return Offer(view, tuple(_largest_island(view, fit)), (*found, *wrong, *held, *old))
+    island = _largest_island(view, fit)
+    dead = any(known(p.p2p.nvlink, 0) > 0 and {p.a, p.b} <= set(island) for p in node.pairs)
+    # pairs that the choice of an island keeps apart are no fault of the host
+    found = [fault for fault in found if fault.id not in MATRIX or dead or view.product.kind is Kind.NVL72]
+    return Offer(view, tuple(island), (*found, *wrong, *held, *old))
 
 
 def _largest_island(view: NodeView, fit: Sequence[Gpu]) -> list[int]:
@@ -254,6 +262,18 @@ def _old_driver(view: NodeView, need: Need) -> Iterator[Finding]:
         title = "The driver is not one that the profile accepts"
         text = f"driver {version}, needs {need.driver}"
         yield _finding("requires.driver", title, text, "install a driver in that range", view.node.hostname)
+
+
+def _old_nccl(view: NodeView, need: Need) -> Iterator[Finding]:
+    found = old_nccl(view)
+    if found and need.unfixed_pipeline:
+        yield _finding(
+            "pipeline.pynccl",
+            "Pipeline stages give wrong tokens where pynccl is off",
+            f"{found}: vLLM 0.33 turns pynccl off without a word",
+            f"load NCCL {FIRST_NCCL} or newer, or name k3_runtime in VLLM_PLUGINS",
+            view.node.hostname,
+        )
 
 
 def _teams(ready: Sequence[Offer], need: Need, domains: Sequence[Domain]) -> Iterator[list[Offer]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from k3ctl.checks.finding import Finding
 from k3ctl.facts.k3 import SPECIALIZED_ROWS
-from k3ctl.planning import budget, memory
+from k3ctl.planning import budget, memory, prefix
 from k3ctl.planning.estimate import Estimate, estimate
 from k3ctl.planning.memory import MemoryPlan
 from k3ctl.planning.preflight import Preflight, preflight
@@ -67,6 +67,11 @@ class Plan:
         return "partly specialized" if partly else "specialized"
 
     @property
+    def prefix(self) -> prefix.PrefixPlan | None:
+        """What the prefix cache will hit; None where it is off or its block is not known."""
+        return prefix.of(self.deployment)
+
+    @property
     def budget(self) -> dict[str, int]:
         """The batch limits that matter."""
         d = self.deployment
@@ -97,6 +102,7 @@ class Plan:
             "findings": [finding.json() for finding in self.findings],
             "if_specialized": [finding.json() for finding in self.if_specialized],
             "memory": self.memory.json() if self.memory else None,
+            "prefix_cache": self.prefix.json(d.workload.input_tokens) if self.prefix else None,
             "budget": self.budget,
             "estimate": self.estimate.json() if self.estimate else None,
         }

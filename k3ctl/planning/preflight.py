@@ -16,9 +16,11 @@ from k3ctl.checks.domains import Domain, domains
 from k3ctl.checks.evaluate import cluster_findings, concerning, node_findings, sort, view_of, views_of
 from k3ctl.checks.finding import Area, Finding, Severity
 from k3ctl.checks.merge import Gathered
+from k3ctl.checks.products import SWITCHED
 from k3ctl.checks.view import ClusterView, NodeView
 from k3ctl.facts.products import PRODUCTS
 from k3ctl.gpus.types import Snapshot
+from k3ctl.host.values import unread
 from k3ctl.planning import detect
 from k3ctl.planning import hardware as hw
 from k3ctl.planning.group import START, Group, Need, choose
@@ -97,7 +99,7 @@ def preflight(deployment: Proposal, machines: Gathered | None, *, share: bool = 
         rules = tuple(evaluate(ALL, deployment))
         return Preflight(deployment, tuple(_blocking(rules)), rules)
     requires = requirements(deployment)
-    views = [_as_started(view, deployment) for view in views_of(machines.snapshot, machines.hosts)]
+    views = [_as_started(view, deployment) for view in views_of(_in_order(machines.snapshot), machines.hosts)]
     found = concerning(node_findings(views), requires)
     nvlink = domains(Snapshot(nodes=tuple(view.node for view in views)))
     group = choose(Need.of(deployment), views, _faults(found), nvlink, share)
@@ -105,7 +107,15 @@ def preflight(deployment: Proposal, machines: Gathered | None, *, share: bool = 
         together = cluster_findings(ClusterView(views, nvlink, requires, Need.of(deployment).tp))
         found += [f for f in concerning(together, requires) if f.severity is Severity.FAIL]
         return _without_group(deployment, group, views, found, machines)
-    return _with_group(deployment, group, views, nvlink, requires, share)
+    return _with_group(deployment, group, views, found, nvlink, requires, share)
+
+
+def _in_order(snapshot: Snapshot) -> Snapshot:
+    """The GPUs of every host by index, in whatever order they were told."""
+    nodes = [
+        replace(node, gpus=tuple(sorted(node.gpus, key=lambda gpu: gpu.index))) for node in snapshot.nodes
+    ]
+    return replace(snapshot, nodes=tuple(nodes))
 
 
 def requirements(d: Proposal) -> Requires:
@@ -167,6 +177,7 @@ def _with_group(
     d: Proposal,
     group: Group,
     views: Sequence[NodeView],
+    found: Sequence[Finding],
     nvlink: Sequence[Domain],
     requires: Requires,
     share: bool,
@@ -178,7 +189,8 @@ def _with_group(
     on_group = replace(d, vllm=_vllm(members, d.vllm))
     if requires.gpus:
         hardware = detect.from_snapshots([snapshot], _source(d))
-        on_group = replace(on_group, hardware=hardware if cluster.domains else _assumed(hardware, group))
+        known_domains = bool(cluster.domains) and not _fabric_unread(members)
+        on_group = replace(on_group, hardware=hardware if known_domains else _assumed(hardware, group))
     by_group = JUDGED_BY_GROUP if requires.gpus else frozenset()
     rules = tuple(f for f in evaluate(ALL, on_group) if f.rule.id not in by_group)
     reasons = [f for f in here if f.severity in (Severity.FAIL, Severity.UNKNOWN)]
@@ -186,10 +198,15 @@ def _with_group(
         reasons.append(_share(len(members), requires.nodes))
     judged = {reason.id for reason in reasons}
     own = _blocking(rules)
-    told = [f for f in concerning(node_findings(views), requires) if f.node in group.members]
+    told = [f for f in found if f.node in group.members]
     notes = [f for f in (*told, *here) if f.severity in (Severity.WARN, Severity.INFO)]
     all_reasons = [*reasons, *(reason for reason in own if reason.id not in judged)]
     return Preflight(on_group, _worst_first(all_reasons), rules, group, tuple(sort(notes)))
+
+
+def _fabric_unread(members: Sequence[NodeView]) -> bool:
+    switched = [view for view in members if view.product.kind in SWITCHED]
+    return any(unread(gpu.fabric) for view in switched for gpu in view.node.gpus)
 
 
 def _assumed(hardware: Hardware, group: Group) -> Hardware:
@@ -209,7 +226,7 @@ def _narrow(view: NodeView, group: Group) -> NodeView:
 
 
 def _unread(members: Sequence[NodeView]) -> list[Finding]:
-    return [finding for finding in node_findings(members) if finding.severity is Severity.UNKNOWN]
+    return list(node_findings(members, only=Severity.UNKNOWN))
 
 
 def _within(nvlink: Sequence[Domain], group: Group) -> list[Domain]:

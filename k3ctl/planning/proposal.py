@@ -73,6 +73,12 @@ class Proposal:
         return None if value is None else value.strip().lower() in {"1", "true", "yes", "on"}
 
     @property
+    def has_runtime(self) -> bool:
+        """k3ctl's runtime plugin is loaded: no list of plugins is given, or it is on it."""
+        listed = self.env("VLLM_PLUGINS")
+        return listed is None or "k3_runtime" in [name.strip() for name in listed.split(",")]
+
+    @property
     def on_cpu(self) -> bool:
         """The CPU engine is meant."""
         return self.config.profile.requires.gpus == 0

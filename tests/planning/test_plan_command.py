@@ -91,7 +91,7 @@ def test_a_plan_has_a_stable_set_of_keys(data):
     )
     assert set(envelope["data"]) == {
         "profile", "status", "verdict", "can_run", "vllm", "hardware", "preflight", "findings", "if_specialized",
-        "memory", "budget", "estimate",
+        "memory", "prefix_cache", "budget", "estimate",
     }  # fmt: skip
     assert envelope["data"]["memory"]["sequence_tokens"] == 9000
     assert envelope["data"]["memory"]["label"] == envelope["data"]["estimate"]["label"] == "estimate"

@@ -16,6 +16,10 @@ NVLS_HANG = Source(
 NVLS_HANG_UPSTREAM = Source("https://github.com/NVIDIA/nccl/issues/2167", "2026-05-10")
 RAIL_DOWN = Source("https://github.com/SemiAnalysisAI/InferenceX/blob/main/perf-changelog.yaml", "2026-09")
 ACTIVE = "ACTIVE"
+FIRST_NCCL = "2.29.7"
+"""The first NCCL with ``ncclCommSuspend``, which vLLM binds from 0.33.0 on."""
+NCCL_TOO_OLD = Applies("NCCL", "", FIRST_NCCL)
+VLLM_BINDS = Applies("vLLM", "0.33.0")
 
 
 def _nccl(view: NodeView) -> list[Library]:
@@ -37,6 +41,37 @@ def nvls_hang(view: NodeView) -> Iterator[Hit]:
     first = next(iter(_nccl(view)), None)
     if view.product.chip == "B300" and first and first.version:
         yield Hit(f"NCCL {first.version} ({first.origin})")
+
+
+@rule(
+    "nccl.pynccl-off",
+    Severity.WARN,
+    Area.ENGINE,
+    "vLLM 0.33 cannot use this NCCL itself: pynccl is silently off",
+    blocks="pipeline parallelism without k3ctl's plugin: wrong tokens, then illegal memory accesses",
+    remedy="load NCCL 2.29.7 or newer; `k3ctl serve` with the plugin k3_runtime carries a fix for pipeline stages",
+    sources=(
+        Source(
+            "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/distributed/device_communicators/pynccl_wrapper.py",
+            "2026-11",
+            "ncclCommSuspend is bound and its absence swallowed; seen on 2 H200s with NCCL 2.28.9, TP1 x PP2",
+        ),
+    ),
+    applies=Applies("NCCL", "", FIRST_NCCL),
+    kinds=GPU_KINDS,
+)
+def pynccl_off(view: NodeView) -> Iterator[Hit]:
+    if old := old_nccl(view):
+        yield Hit(f"{old}, {FIRST_NCCL} is the first that vLLM 0.33 can use")
+
+
+def old_nccl(view: NodeView) -> str:
+    """The NCCL that would be loaded, where it is older than vLLM 0.33 needs and no older vLLM is installed."""
+    first = next(iter(_nccl(view)), None)
+    vllm = view.host.packages.get("vllm", "") if view.host else ""
+    if first is None or not first.version or (vllm and not VLLM_BINDS.holds(vllm)):
+        return ""
+    return f"NCCL {first.version} ({first.origin})" if NCCL_TOO_OLD.holds(first.version) else ""
 
 
 @rule(

@@ -48,6 +48,8 @@ def plan_blocks(plan: Plan) -> list[Block]:
         )
     if plan.memory:
         blocks += _memory_blocks(plan.memory)
+    if plan.prefix:
+        blocks.append(Lines(plan.prefix.lines(d.workload.input_tokens)))
     blocks.append(Lines(_limits(plan)))
     return blocks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k3ctl.facts.k3 import K3
-from k3ctl.planning import memory
+from k3ctl.planning import memory, prefix
 from k3ctl.planning.proposal import Proposal
 from k3ctl.planning.rules.base import Effect, Hit, RuleSet
 
@@ -125,6 +125,24 @@ def prefix_caching_version(d: Proposal) -> Hit | None:
         return None
     return Hit(
         "prefix caching on vLLM 0.27", "set enable_prefix_caching to false", {"enable_prefix_caching": False}
+    )
+
+
+@rule(
+    "prefix-caching.retention",
+    vllm=">=0.33.0,<0.34",
+    source="vllm/v1/core/kv_cache_coordinator.py: a positive interval is a multiple of the scheduler's block",
+)
+def retention(d: Proposal) -> Hit | None:
+    """`prefix_cache_retention_interval` is 0 or a multiple of the cache block."""
+    plan = prefix.of(d)
+    if plan is None or plan.interval % plan.block_tokens == 0:
+        return None
+    near = max(round(plan.interval / plan.block_tokens), 1) * plan.block_tokens
+    return Hit(
+        f"prefix_cache_retention_interval {plan.interval} is no multiple of the block of {plan.block_tokens} tokens",
+        f"use {near}, or 0",
+        {"prefix_cache_retention_interval": near},
     )
 
 

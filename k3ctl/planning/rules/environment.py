@@ -104,6 +104,22 @@ def plugins(d: Proposal) -> Hit | None:
     )
 
 
+@rule(
+    "pipeline.pynccl",
+    vllm=">=0.33.0,<0.34",
+    source="vllm/v1/worker/gpu/pp_utils.py; seen on 2 H200s, TP1 x PP2, NCCL 2.28.9",
+)
+def pynccl(d: Proposal) -> Hit | None:
+    """Pipeline stages run with pynccl, or with the plugin that orders their streams without it."""
+    if d.parallel.pp == 1 or d.has_runtime or not d.env_flag("VLLM_DISABLE_PYNCCL"):
+        return None
+    return Hit(
+        "VLLM_DISABLE_PYNCCL=1 with pipeline parallelism: wrong tokens, then illegal memory accesses",
+        "remove it",
+        {"env.VLLM_DISABLE_PYNCCL": "0"},
+    )
+
+
 @rule("env.dev-mode", effect=Effect.COST, source="vllm/entrypoints: development routes control the engine")
 def dev_mode(d: Proposal) -> Hit | None:
     """Development routes are not open on an address that others reach."""
