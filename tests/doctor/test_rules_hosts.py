@@ -40,7 +40,7 @@ GOOD = Host("b300-0", memlock_bytes=-1, nofile=1048576, shm_bytes=64 * 2**30, ad
         (replace(GOOD, disks=(Disk("hf-cache", "/d", free_bytes=10**11, shards=96),)), set()),
         (replace(GOOD, disks=(Disk("hf-cache", "/d", free_bytes=10**11, shards=48),)), {"disk.space"}),
         (replace(GOOD, libraries=(Library("nccl", "/x", "2.30.7", "system"),)), {"nccl.nvls-hang-reported"}),
-        (replace(GOOD, libraries=(Library("nccl", "/x", "2.28.9", "system"),)), set()),
+        (replace(GOOD, libraries=(Library("nccl", "/x", "2.28.9", "system"),)), {"nccl.pynccl-off"}),
         (
             replace(
                 GOOD,
@@ -94,7 +94,7 @@ def test_skew_of_drivers_nccl_and_engine_between_hosts(load: Load) -> None:
     }
     found = {finding.id for finding in evaluate(snapshot, hosts)}
     assert found == {"vllm.mismatch-between-nodes", "cluster.collected-apart"}
-    hosts[one] = Host(one, packages={"torch": "2.13.0"}, libraries=(Library("nccl", "", "2.28.9"),))
+    hosts[one] = Host(one, packages={"torch": "2.13.0"}, libraries=(Library("nccl", "", "2.29.7"),))
     hosts[two] = Host(two, packages={"torch": "2.14.0"}, libraries=(Library("nccl", "", "2.30.7"),))
     found = {finding.id for finding in evaluate(snapshot, hosts)}
     assert found == {"torch.mismatch-between-nodes", "nccl.mismatch-between-nodes"}

@@ -10,6 +10,7 @@ from typing import Any
 
 from k3ctl.checks.merge import Gathered
 from k3ctl.gpus import from_json
+from k3ctl.machine.record import Machine
 from k3ctl.planning.preflight import Preflight, Standing
 from k3ctl.planning.runnable import answer
 from k3ctl.profiles.loader import load
@@ -43,7 +44,7 @@ def judged(data: dict[str, Any], profile: str) -> Preflight | None:
         snapshot, _ = from_json(data)
     except Exception:
         return None
-    return answer(load(profile), Gathered(snapshot, {}), share=len(data["nodes"]) == 1)
+    return answer(load(profile), Gathered(tuple(map(Machine, snapshot.nodes))), share=len(data["nodes"]) == 1)
 
 
 def standing(data: dict[str, Any], profile: str) -> Standing:

@@ -15,9 +15,11 @@ from k3ctl import cli
 from k3ctl.checks.captures import read_folder
 from k3ctl.checks.merge import Gathered
 from k3ctl.errors import MachineError
-from k3ctl.gpus import collect, from_json
+from k3ctl.gpus import from_json
 from k3ctl.gpus.types import Snapshot
 from k3ctl.host.types import Host, Library
+from k3ctl.machine import read as reader
+from k3ctl.machine.record import Machine
 from k3ctl.planning import prefix
 from k3ctl.planning.detect import of_machines
 from k3ctl.planning.plan import make
@@ -43,7 +45,8 @@ def snapshot(name: str) -> Snapshot:
 def asked(
     profile: str, *shots: Snapshot, hosts: dict[str, Host] | None = None, share: bool = False, **typed: str
 ):
-    machines = Gathered(Snapshot(nodes=tuple(node for shot in shots for node in shot.nodes)), hosts or {})
+    nodes = [node for shot in shots for node in shot.nodes]
+    machines = Gathered(tuple(Machine(node, (hosts or {}).get(node.hostname)) for node in nodes))
     overrides = {key.replace("__", "."): value for key, value in typed.items()}
     return preflight(Proposal(resolve(load(profile), overrides)), machines, share=share)
 
@@ -56,18 +59,17 @@ def test_doctor_plan_and_serve_give_one_answer(path: Path, monkeypatch: pytest.M
     from k3ctl.commands.serve import session
 
     shot = from_json(json.loads(path.read_text(encoding="utf-8")))[0]
-    machines = Gathered(shot, {})
+    machines = Gathered(tuple(map(Machine, shot.nodes)))
     report = judge(machines, profiles=load_all())
-    host = collect.reading().host if len(shot.nodes) == 1 else None
+    here = Machine(shot.nodes[0]) if len(shot.nodes) == 1 else None
     for entry in report.runnable:
         resolved = resolve(load(entry.profile))
         planned = make(Proposal(resolved, of_machines(machines, "test")))
         assert planned.preflight.standing.value == entry.standing, entry.profile
         assert planned.can_run == (entry.standing not in (Standing.REFUSED, Standing.SHORT))
-        if host is None or entry.profile == "cpu-tiny":
+        if here is None or entry.profile == "cpu-tiny":
             continue
-        bare = Host(host.hostname)
-        monkeypatch.setattr(collect, "reading", lambda: collect.Reading(shot, bare))  # noqa: B023
+        monkeypatch.setattr(reader, "read", lambda **_: here)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         share = answer(load(entry.profile), machines, share=True)
         try:
@@ -193,8 +195,8 @@ def hinted(profile: str, monkeypatch: pytest.MonkeyPatch, **typed: str) -> str:
     from k3ctl.commands.serve import session
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    shot = snapshot("hgx-b300")
-    monkeypatch.setattr(collect, "reading", lambda: collect.Reading(shot, Host(shot.nodes[0].hostname)))
+    here = Machine(snapshot("hgx-b300").nodes[0])
+    monkeypatch.setattr(reader, "read", lambda **_: here)
     overrides = {key.replace("__", "."): value for key, value in typed.items()}
     with pytest.raises(MachineError) as refused:
         session.check(resolve(load(profile), overrides), overrides)

@@ -178,6 +178,14 @@ FIRING = {
     "env.ready-timeout": ("b300-tp8", {}, {"VLLM_ENGINE_READY_TIMEOUT_S": "600"}, None, {}),
     "env.execute-timeout": ("b300-tp8", {}, {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "300"}, None, {}),
     "env.plugins": ("b300-tp8", {}, {"VLLM_PLUGINS": "k3_runtime"}, None, {}),
+    "pipeline.pynccl": (
+        "h200-tp8-pp2",
+        {},
+        {"VLLM_PLUGINS": "k3_witness", "VLLM_DISABLE_PYNCCL": "1"},
+        None,
+        {},
+    ),  # fmt: skip
+    "prefix-caching.retention": ("b300-tp8", {"prefix_cache_retention_interval": 1000}, {}, None, {}),
     "env.dev-mode": ("b300-tp8", {"host": "0.0.0.0"}, {"VLLM_SERVER_DEV_MODE": "1"}, None, {}),
 }
 

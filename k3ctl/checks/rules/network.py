@@ -32,7 +32,8 @@ def _nccl(view: NodeView) -> list[Library]:
     Area.NVLINK,
     "This NCCL was reported to hang on this product",
     blocks="the start, in that report: all ranks stop at `NVLS tuning` and use no GPU",
-    remedy="use NCCL 2.28.9; NCCL_NVLS_ENABLE=0 also avoids it and costs multicast",
+    remedy="use an NCCL from 2.29.7 to below 2.30.4 (2.28.9 did not hang, but vLLM 0.33 cannot use it itself); "
+    "NCCL_NVLS_ENABLE=0 also avoids it and costs multicast",
     sources=(NVLS_HANG, NVLS_HANG_UPSTREAM),
     applies=Applies("NCCL", "2.30.4", "2.31"),
     kinds=frozenset({Kind.HGX8}),
