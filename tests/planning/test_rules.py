@@ -184,7 +184,7 @@ FIRING = {
         {"VLLM_PLUGINS": "k3_witness", "VLLM_DISABLE_PYNCCL": "1"},
         None,
         {},
-    ),  # fmt: skip
+    ),
     "prefix-caching.retention": ("b300-tp8", {"prefix_cache_retention_interval": 1000}, {}, None, {}),
     "env.dev-mode": ("b300-tp8", {"host": "0.0.0.0"}, {"VLLM_SERVER_DEV_MODE": "1"}, None, {}),
 }

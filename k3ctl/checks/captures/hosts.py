@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from k3ctl.checks.captures import smi, topology, words
 from k3ctl.checks.captures.partial import Partial, about_host, overlay
+from k3ctl.checks.rules.network import IMAGE_VARIABLE
 from k3ctl.gpus.types import NvmlSystem
 from k3ctl.host.types import UNLIMITED, Disk, Host, Imex, Library, Service
 
@@ -158,7 +159,7 @@ def collect_env(text: str) -> Partial:
         host=Host(
             hostname="",
             packages=packages,
-            libraries=(Library("nccl", "", nccl, "NCCL_VERSION of the image"),) if nccl else (),
+            libraries=(Library("nccl", "", nccl, IMAGE_VARIABLE),) if nccl else (),
         ),
     )
     gpus = {gpu.index: gpu for gpu in smi.listing(text).gpus}

@@ -16,6 +16,7 @@ NVLS_HANG = Source(
 NVLS_HANG_UPSTREAM = Source("https://github.com/NVIDIA/nccl/issues/2167", "2026-05-10")
 RAIL_DOWN = Source("https://github.com/SemiAnalysisAI/InferenceX/blob/main/perf-changelog.yaml", "2026-09")
 ACTIVE = "ACTIVE"
+IMAGE_VARIABLE = "NCCL_VERSION of the image"
 FIRST_NCCL = "2.29.7"
 """The first NCCL with ``ncclCommSuspend``, which vLLM binds from 0.33.0 on."""
 NCCL_TOO_OLD = Applies("NCCL", "", FIRST_NCCL)
@@ -70,7 +71,8 @@ def old_nccl(view: NodeView) -> str:
     """The NCCL that would be loaded, where it is older than vLLM 0.33 needs and no older vLLM is installed."""
     first = next(iter(_nccl(view)), None)
     vllm = view.host.packages.get("vllm", "") if view.host else ""
-    if first is None or not first.version or (vllm and not VLLM_BINDS.holds(vllm)):
+    of_image = first is not None and first.origin == IMAGE_VARIABLE  # what was built in, not what is loaded
+    if first is None or of_image or not first.version or (vllm and not VLLM_BINDS.holds(vllm)):
         return ""
     return f"NCCL {first.version} ({first.origin})" if NCCL_TOO_OLD.holds(first.version) else ""
 
