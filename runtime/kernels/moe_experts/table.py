@@ -18,11 +18,13 @@ class Launch:
     down: Down
 
 
-# The fastest of the measured shapes. Few tokens need clusters, to spread 16 experts over all multiprocessors.
+# The fastest of the measured shapes, for 384 both kernels in sequence, for 192 each alone. Few tokens need clusters, to
+# spread 16 experts over all multiprocessors.
 TABLES: dict[str, dict[int, tuple[Launch, ...]]] = {
     H200: {
         384: (  # a rank of TP8
-            Launch(2, GateUp(4, 4, 4, 2), Down(4, 4, 2, 6)),
+            Launch(1, GateUp(8, 2, 2, 2), Down(4, 4, 2, 6, prefetch=True)),
+            Launch(4, GateUp(8, 2, 2, 2), Down(4, 9, 4, 4)),
             Launch(inf, GateUp(8, 1, 2, 2), Down(4, 9, 4, 4)),
         ),
         192: (  # a rank of TP16
