@@ -155,7 +155,7 @@ def _without_group(
         nodes = tuple(view.node for view in views)
         d = replace(d, hardware=detect.from_snapshots([Snapshot(nodes=nodes)], "the hosts that were read"))
     wrong_product = any(reason.id == "requires.gpu" and not reason.where for reason in group.short)
-    rules = tuple(f for f in evaluate(ALL, d) if f.rule.id not in JUDGED_BY_GROUP)
+    rules = tuple(f for f in evaluate(ALL, d) if f.rule.id not in JUDGED_BY_GROUP | {"allreduce.mnnvl"})
     unread = [] if wrong_product else [f for f in found if f.severity is Severity.UNKNOWN]
     broken = [f for f in machines.findings if f.severity is Severity.FAIL]
     no_driver = (

@@ -52,7 +52,9 @@ def _runnable(profile: Profile, found: Preflight) -> Runnable:
     wrong = any(reason.id == "requires.gpu" and not reason.where for reason in found.blocking)
     driver = any(reason.area is Area.DRIVER for reason in found.blocking)
     # what a single host or GPU lacks is in the sentence about the group
-    reasons = [r for r in found.blocking if not r.node] or found.blocking or found.unknowns
+    reasons = (
+        [r for r in found.blocking if not r.node or r.area is Area.DRIVER] or found.blocking or found.unknowns
+    )
     return Runnable(
         profile=profile.name,
         possible=found.standing in (Standing.RUNS, Standing.SHARE),
@@ -69,7 +71,8 @@ def _runnable(profile: Profile, found: Preflight) -> Runnable:
 def _said(reason: Finding) -> str:
     """A reason in one line: an unknown with the way to know it."""
     if reason.severity is Severity.UNKNOWN:
-        return f"{reason.title[:1].lower()}{reason.title[1:]}"
+        first, rest = reason.title.split(" ", 1)
+        return f"{first if first.isupper() else first.lower()} {rest}"
     if reason.area is Area.PROFILE:
         return reason.evidence
     where = " ".join(filter(None, [reason.node, reason.where.partition(" (")[0]]))

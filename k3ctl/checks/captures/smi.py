@@ -24,7 +24,8 @@ _DCGM_LINKS = re.compile(r"^\s*([UDX_](?:\s+[UDX_])*)\s*$")
 _ATTACHED = "attached gpus"
 _NO_NVML = re.compile(r"Failed to initialize NVML: ([^\n]+)")
 _NO_HANDLE = re.compile(
-    r"Unable to determine the device handle for (?:GPU\d*:? ?|gpu )?([0-9A-Fa-f:.]+): ([^\n]+)"
+    r"Unable to determine the device handle for (?:GPU|gpu)(?:\d{1,2}: )?\s*"
+    r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]): ([^\n]+)"
 )
 NVML_UNKNOWN_ERROR = 999
 NVML_MESSAGES = {

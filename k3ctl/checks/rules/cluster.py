@@ -199,7 +199,7 @@ def several_imex_domains(cluster: ClusterView) -> Iterator[Hit]:
         of = imex_domain.membership((tray, table) for tray, table in tables if table)
         if len(set(of.values())) > 1:
             parts = [
-                f"{', '.join(tray for tray in of if of[tray] == nodes)} list only {', '.join(sorted(nodes))}"
+                f"{', '.join(tray for tray in of if of[tray] == nodes)} list only {', '.join(sorted(nodes - set(of)))}"
                 for nodes in dict.fromkeys(of.values())
             ]
             yield Hit(f"{len(parts)} different IMEX domains: {'; '.join(parts)}")

@@ -60,14 +60,20 @@ def odd_gpu(view: NodeView) -> Iterator[Hit]:
     gpus = [gpu for gpu in view.node.present if not gpu.in_mig_mode]
     linked = [gpu for gpu in gpus if gpu.links]
     bare = [gpu for gpu in gpus if not unread(gpu.links) and not gpu.links]
-    if not linked and len(groups := _joined(view)) > 1:
-        alone = [group for group in groups if len(group) == 1]
-        if len(alone) < len(groups) == len(alone) + 1 and len(gpus) - len(alone) > len(alone):
-            bare = [gpu for gpu in gpus if {gpu.index} in alone]
-            linked = [gpu for gpu in gpus if gpu not in bare]
+    if not linked and (alone := _alone(view)):
+        bare = [gpu for gpu in gpus if {gpu.index} in alone]
+        linked = [gpu for gpu in gpus if gpu not in bare]
     if linked:
         for gpu in bare:
             yield Hit(f"GPU {gpu.index} has no NVLink, {len(linked)} others have", gpu.label)
+
+
+def _alone(view: NodeView) -> list[set[int]]:
+    """GPUs that the matrix joins to none, on a board whose other GPUs, the most of it, are all joined to each other."""
+    groups = _joined(view)
+    alone = [group for group in groups if len(group) == 1]
+    rest = len(view.node.present) - len(alone)
+    return alone if len(groups) == len(alone) + 1 and rest > len(alone) else []
 
 
 def _joined(view: NodeView) -> list[set[int]]:
@@ -149,6 +155,7 @@ def links_down(view: NodeView) -> Iterator[Hit]:
 )
 def no_peer_access(view: NodeView) -> Iterator[Hit]:
     mig = {gpu.index for gpu in view.node.present if gpu.in_mig_mode}
+    mig |= {index for group in _alone(view) for index in group}  # reported as the GPU without NVLink
     dead = [
         (pair.a, pair.b)
         for pair in view.node.pairs
