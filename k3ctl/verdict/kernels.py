@@ -31,11 +31,12 @@ PARTS: Sequence[tuple[str, tuple[str, ...]]] = (
             "prepare_varlen",),
     ),
     ("embedding", ("EmbeddingGather", "vectorized_gather")),
-    ("attention residuals", ("ClusterAttnRes", "attn_res")),
+    ("attention residuals", ("ClusterAttnRes", "AttnResCluster", "attn_res")),
     (
         KDA,
         (
-            "KdaSplit", "kda_decode", "fused_kda", "recurrent_kda", "flash_kda", "chunk_kda",
+            "KdaSplit", "KdaDecodeKernel", "KdaStreamKernel", "kda_decode",
+            "fused_kda", "recurrent_kda", "flash_kda", "chunk_kda",
             "causal_conv1d", "layer_norm_gated",
         ),
     ),
@@ -49,13 +50,14 @@ PARTS: Sequence[tuple[str, tuple[str, ...]]] = (
     (O_PROJECTION, ("OprojProducer", "OprojUmma", "OprojConsumer", "OprojFused")),
     (
         "router and latent",
-        ("MoeFront", "WsGemm", "RouteSitu", "topk", "LLBf16", "moe_align", "count_and_sort"),
+        ("MoeFront", "WsGemm", "RouteSitu", "MoeRoute", "topk", "LLBf16", "moe_align", "count_and_sort"),
     ),
     ("shared expert", ("MoeShared", "SharedUmma", "SharedDown")),
     (
         EXPERTS,
         (
-            "ExpertsKernel", "ExpertsGroupKernel", "ClusterExperts", "humming", "process_input", "marlin",
+            "ExpertsKernel", "ExpertsGroupKernel", "ClusterExperts", "ExpertsGateUp", "ExpertsDown",
+            "humming", "process_input", "marlin",
             "bmm_MxE", "moe_",
         ),
     ),

@@ -1,7 +1,7 @@
 """Cuts the kernels of standard decode steps into layers.
 
 Every layer mixes the residual stream twice, before its attention and before its MLP or experts, and one more mixture
-closes the step. Each mixture is one kernel whose name holds ``attn_res`` (Triton or CUDA; vLLM 0.33.0), so what starts
+closes the step. Each mixture is one kernel: ``attn_res`` (Triton or CUDA; vLLM 0.33.0), or ours, so what starts
 between two of them is half a layer. Side streams join before the next mixture. Seen on an H200 trace.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from k3ctl.verdict.kernels import EXPERTS, Kernel, classify, has
 
-MIXTURE = ("attn_res",)
+MIXTURE = ("attn_res", "AttnResCluster")
 ATTENTION = {"KDA core": "KDA", "MLA core": "MLA"}
 
 

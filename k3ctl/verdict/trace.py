@@ -5,7 +5,8 @@ KDA layer (69) and one ``MlaValue`` or ``DcpValue`` per MLA layer (24) in every 
 sentinel alone is not a layer: each must be followed by the rest of its own (o-projection, experts or dense MLP, the
 next mixture) before the next one. Standard decode steps are counted beside them, by the KDA kernels that only they
 have. Class names, counts and order: vLLM 0.33.0's source, checked there against the published count of 13 kernels per
-KDA+MoE layer. Not yet run on a Blackwell trace; standard steps were seen on an H200.
+KDA+MoE layer. Not yet run on a Blackwell trace; standard steps were seen on an H200. The runtime's own path on Hopper
+is ``own_path``'s.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from k3ctl.facts import published as facts
 from k3ctl.facts.k3 import K3
 from k3ctl.verdict.kernels import EXPERTS, KDA, O_PROJECTION, Kernel, classify, has
 from k3ctl.verdict.layers import LayerKind, layers
+from k3ctl.verdict.own_path import SENTINELS, OwnReport, own_path
 
 LAYERS, MLA_LAYERS, KDA_LAYERS = K3.layers, frozenset(K3.mla_layers), K3.kda_layers
 STEP = "".join("M" if i in MLA_LAYERS else "K" for i in range(LAYERS))
@@ -63,6 +65,8 @@ class TraceReport:
     layers: tuple[LayerKind, ...]
     by_part: Mapping[str, tuple[int, float]]
     by_stream: Mapping[str, int]
+    own: OwnReport = field(default_factory=OwnReport)
+    """KDA layers that ran the runtime's own path on Hopper."""
 
     @property
     def share(self) -> float:
@@ -108,12 +112,17 @@ def summarize(kernels: Sequence[Kernel]) -> TraceReport:
         layers=layers(kernels),
         by_part=_by_part(kernels),
         by_stream=Counter(k.stream for k in kernels),
+        own=own_path(kernels),
     )
 
 
 def verdict(reports: Sequence[TraceReport]) -> str:
     """``proved``, ``not engaged`` or ``unknown``, for the traces of all ranks: each must prove the same by itself."""
     if not reports or any(not report.kernels for report in reports):
+        return "unknown"
+    if all(report.own.proves for report in reports):
+        return "proved"
+    if any(report.own.bare for report in reports):
         return "unknown"
     if all(report.proves for report in reports):
         return "proved" if len({report.steps for report in reports}) == 1 else "unknown"
@@ -137,6 +146,8 @@ def published() -> dict[str, tuple[float, float]]:
 
 def _why(grade: str, reports: Sequence[TraceReport]) -> str:
     (stock, fast), (stock_us, fast_us) = published().values()
+    if any(report.own.own or report.own.bare for report in reports):
+        return _own_why(reports)
     if grade == "unknown":
         return _doubt(reports)
     if grade == "proved":
@@ -158,6 +169,17 @@ def _why(grade: str, reports: Sequence[TraceReport]) -> str:
             f"; a standard KDA + MoE layer has {moe.kernels:.0f} kernels and takes {moe.us:.1f} µs "
             f"(published {stock:.0f} → {fast:.0f} kernels, {stock_us:.0f} → {fast_us:.0f} µs, TP16, batch 8, GB300)"
         )
+    return text
+
+
+def _own_why(reports: Sequence[TraceReport]) -> str:
+    worst = min((report.own for report in reports), key=lambda own: own.share)
+    if worst.bare:
+        return f"{worst.bare} of our KDA kernels without the rest of their layer around them"
+    text = f"{worst.own} of {worst.own + worst.standard} KDA layers of the decode steps ran our kernel"
+    report = next(report for report in reports if report.own is worst)
+    if (moe := next((kind for kind in report.layers if kind.name == "KDA + MoE"), None)) is not None:
+        text += f"; a KDA + MoE layer has {moe.kernels:.0f} kernels and takes {moe.us:.1f} µs"
     return text
 
 
@@ -190,6 +212,8 @@ def as_data(report: TraceReport) -> Mapping[str, Any]:
         "outside_share": report.outside,
         "kda_sentinels": report.kda_sentinels,
         "mla_sentinels": report.mla_sentinels,
+        "own_kda_layers": report.own.own,
+        "own_bare": report.own.bare,
         "kernels_per_layer": report.kernels_per_layer,
         "us_per_layer": report.us_per_layer,
         "standard_layers": [asdict(kind) for kind in report.layers],
@@ -253,7 +277,7 @@ def _standard_steps(kernels: Sequence[Kernel]) -> int:
 
 
 def _standard_kda(kernel: Kernel) -> bool:
-    return classify(kernel.name) == KDA and not has(kernel.name, (*KDA_SENTINEL, *PREFILL_KDA))
+    return classify(kernel.name) == KDA and not has(kernel.name, (*KDA_SENTINEL, *SENTINELS, *PREFILL_KDA))
 
 
 def _outside(
