@@ -26,6 +26,7 @@ ENGINE_ENV = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles the ranking behind log probabilities: ten seconds a case
     "OMP_NUM_THREADS": "1",
 }
 

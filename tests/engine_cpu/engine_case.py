@@ -33,6 +33,7 @@ def main() -> None:
             max_tokens=n,
             ignore_eos=True,
             logprobs=-1 if "whole" in case else 1,
+            detokenize="whole" not in case,  # a thousand words for each token
         )
         for n in case["max_tokens"]
     ]

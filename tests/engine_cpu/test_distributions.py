@@ -18,7 +18,7 @@ from tests.engine_cpu.conftest import prompts
 from tests.model.oracle import Oracle, log_softmax
 from tests.model.small_models import arrays
 
-TOLERANCE = 2e-4  # of log probabilities down to -25, FP32
+TOLERANCE = 1e-4  # of log probabilities down to -25, FP32 (seen: 1.6e-5)
 CLEAR_CHOICE = 5e-6  # experts chosen by less may differ by rounding
 SPECIALIZED = {"decode_backend": "latency_specialized"}
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
@@ -60,11 +60,7 @@ QUICK = {"cpu-tiny, specialized, mtp", "odd, specialized"}
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
 def test_the_engine_gives_the_oracles_distributions(
-    name: str,
-    run_case: Callable[..., dict[str, Any]],
-    tiny_dir: Path,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
+    name: str, run_case: Callable[..., dict[str, Any]], tiny_dir: Path, tmp_path: Path
 ) -> None:
     config, engine = CASES[name]
     oracle = Oracle(config.to_hf(), arrays(dict(seeded_weights(config))))
@@ -91,7 +87,6 @@ def test_the_engine_gives_the_oracles_distributions(
         assert rows.shape == expected.shape
         if oracle.margin > CLEAR_CHOICE:
             errors.append(float(np.abs(rows - expected).max()))
-    record_property("largest error of a log probability", max(errors))
     assert len(errors) >= 4
     assert max(errors) < TOLERANCE
 
