@@ -167,7 +167,8 @@ def offer(view: NodeView, need: Need, faults: Sequence[Finding]) -> Offer:
     old = [*_old_driver(view, need), *_old_nccl(view, need)]
     faulty = {fault.where for fault in [*found, *wrong, *held]}
     fit = [gpu for gpu in node.present if gpu.label not in faulty and not gpu.in_mig_mode]
-    island = _largest_island(view, fit)
+    # a GPU that works for itself needs no link: one GPU of a virtual machine has peers nowhere
+    island = _largest_island(view, fit) if need.tp > 1 else [gpu.index for gpu in fit]
     dead = any(known(p.p2p.nvlink, 0) > 0 and {p.a, p.b} <= set(island) for p in node.pairs)
     # pairs that the choice of an island keeps apart are no fault of the host
     found = [fault for fault in found if fault.id not in MATRIX or dead or view.product.kind is Kind.NVL72]

@@ -310,3 +310,37 @@ def test_profiles_with_prefix_caching_and_speculation_say_what_will_hit() -> Non
         if prefix.of(d) and d.method:
             assert any("prefix cache" in note for note in load(name).notes), name
             assert any("will not hit" in line for line in prefix.of(d).lines(8000))
+
+
+ONE_GPU = """schema: 1
+name: one-gpu
+summary: A profile for one GPU
+status: untested
+goal: latency
+requires: {gpu: [H200], gpus: 1, nodes: 1, driver: ">=580", vllm: ">=0.33.0,<0.34"}
+model: {id: moonshotai/Kimi-K3, served_name: kimi-k3}
+serve: {args: {max_model_len: 4096}}
+decode: {backend: auto, max_num_seqs: 64, max_num_batched_tokens: 4096}
+expect: {kv_sequence_tokens: 4096, kv_sequences: 16}
+bench: {presets: [decode]}
+"""
+
+
+@pytest.mark.parametrize("links", ["up", "down"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_one_gpu_of_a_virtual_machine_takes_part_without_a_peer(
+    tmp_path: Path, index: int, links: str
+) -> None:
+    """A single H200 whose fabric is registered nowhere, or with nobody, works for itself."""
+    profile = tmp_path / "one-gpu.yaml"
+    profile.write_text(ONE_GPU)
+    data = json.loads((FIXTURES / "nvml-h200-x2-vm.json").read_text())
+    node = (data.get("nodes") or [data])[0]
+    node["gpus"], node["pairs"] = [node["gpus"][index]], []
+    if links == "down":
+        node["gpus"][0]["fabric"] = {**node["gpus"][0]["fabric"], "state": 0, "status": 3}
+        for link in node["gpus"][0]["links"]:
+            link["state"] = 0
+    found = asked(str(profile), from_json(data)[0])
+    counted = [reason for reason in found.blocking if reason.id == "requires.gpus"]
+    assert counted == [] and list(found.group.members.values()) == [(index,)]
