@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from k3ctl.errors import UsageError, unknown
-from k3ctl.planning.render import kubernetes, scripts, systemd
+from k3ctl.planning.render import kubernetes, safe, scripts, systemd
 from k3ctl.planning.render.base import Site, config_files
 from k3ctl.profiles.resolve import ResolvedConfig
 
@@ -52,4 +53,8 @@ def render(resolved: ResolvedConfig, format_name: str, site: Site | None = None)
             f"`{name}` serves a generated model, which the files have to point at",
             hint="make it with `python -m runtime.tiny --out DIR`, then pass `--model DIR`",
         )
-    return FORMATS[format_name](resolved, site or Site())
+    site = site or Site()
+    kubernetes_ = format_name == "kubernetes"
+    safe.check(resolved, site.directory, site.image, kubernetes=kubernetes_)
+    site = replace(site, keys=safe.keys(resolved, open_=kubernetes_))
+    return FORMATS[format_name](safe.without_keys(resolved), site)

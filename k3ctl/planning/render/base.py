@@ -25,6 +25,8 @@ class Site:
     image: str = "vllm-k3ctl:0.33.0"
     """Container image with vLLM 0.33.0 (CUDA 13) and k3ctl installed."""
     master_port: int = 29501
+    keys: tuple[str, ...] = ()
+    """Variables with keys that must be set where the files are used; no file holds one."""
 
 
 def header(resolved: ResolvedConfig, mark: str = "#") -> str:
@@ -47,7 +49,8 @@ def env_name(resolved: ResolvedConfig) -> str:
 def config_files(resolved: ResolvedConfig, site: Site) -> Mapping[str, str]:
     """``vllm serve --config`` YAML and the environment file."""
     name, env = config_name(resolved), env_name(resolved)
-    use = f"# set -a; . {site.directory}/{env}; set +a; vllm serve --config {site.directory}/{name}\n"
+    use = f"# keys, from the environment: {', '.join(site.keys)}\n" if site.keys else ""
+    use += f"# set -a; . {site.directory}/{env}; set +a; vllm serve --config {site.directory}/{name}\n"
     return {
         name: header(resolved) + use + dump(config_file(resolved)),
         env: header(resolved) + "".join(f"{key}={value}\n" for key, value in environment(resolved).items()),

@@ -30,7 +30,25 @@ def manifests(resolved: ResolvedConfig, site: Site) -> Mapping[str, str]:
     if _imex(resolved):
         documents.append(_compute_domain(resolved))
     documents += [_leader_worker_set(open_, site), _service(open_)]
-    return {f"{resolved.profile.name}-kubernetes.yaml": header(resolved) + dump_all(documents)}
+    return {
+        f"{resolved.profile.name}-kubernetes.yaml": header(resolved)
+        + _how(resolved, site)
+        + dump_all(documents)
+    }
+
+
+def _key(resolved: ResolvedConfig, name: str) -> dict[str, str]:
+    """Where a pod finds a key: a Secret that is not part of these files; without it no container starts."""
+    return {"name": f"{resolved.profile.name}-keys", "key": name}
+
+
+def _how(resolved: ResolvedConfig, site: Site) -> str:
+    secret = f"{resolved.profile.name}-keys"
+    return (
+        f"# listens on all addresses, so it needs keys: put {', '.join(site.keys)} "
+        "as NAME=value lines into a file, then\n"
+        f"# kubectl create secret generic {secret} --from-env-file=FILE\n"
+    )
 
 
 def _imex(resolved: ResolvedConfig) -> bool:
@@ -118,7 +136,10 @@ def _container(resolved: ResolvedConfig, site: Site, *, leader: bool) -> dict[st
         "name": "vllm",
         "image": site.image,
         "command": ["sh", "-c", serve],
-        "env": [{"name": key, "value": value} for key, value in environment(resolved).items()],
+        "env": [
+            *({"name": key, "value": value} for key, value in environment(resolved).items()),
+            *({"name": key, "valueFrom": {"secretKeyRef": _key(resolved, key)}} for key in site.keys),
+        ],
         "resources": _resources(resolved),
         # NCCL registers memory
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},

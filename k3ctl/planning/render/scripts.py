@@ -15,6 +15,7 @@ from k3ctl.planning.render.base import (
     header,
     node_count,
 )
+from k3ctl.planning.render.safe import demands
 from k3ctl.profiles.resolve import ResolvedConfig
 from k3ctl.profiles.vllm_args import argv
 
@@ -26,7 +27,7 @@ def command(resolved: ResolvedConfig, site: Site) -> Mapping[str, str]:
     """A script with the environment and one ``vllm serve`` line; one per node where there are several."""
     if node_count(resolved) > 1:
         return nodes(resolved, site)
-    lines = [SHELL + header(resolved) + STRICT, *_exports(resolved)]
+    lines = [SHELL + header(resolved) + STRICT, *_exports(resolved, site)]
     return {f"{resolved.profile.name}.sh": "".join([*lines, f"exec vllm serve {_wrapped(argv(resolved))}\n"])}
 
 
@@ -35,7 +36,7 @@ def nodes(resolved: ResolvedConfig, site: Site) -> Mapping[str, str]:
     count = node_count(resolved)
     files = {}
     for rank in range(count):
-        lines = [SHELL + header(resolved), f"# node {rank} of {count}\n", STRICT, *_exports(resolved)]
+        lines = [SHELL + header(resolved), f"# node {rank} of {count}\n", STRICT, *_exports(resolved, site)]
         lines.append(f"exec vllm serve {_wrapped(argv(resolved))}")
         if count > 1:
             lines.append(f" \\\n  --node-rank {rank} \\\n  --master-port {site.master_port}")
@@ -45,7 +46,7 @@ def nodes(resolved: ResolvedConfig, site: Site) -> Mapping[str, str]:
     return files
 
 
-def ray(resolved: ResolvedConfig, _: Site) -> Mapping[str, str]:
+def ray(resolved: ResolvedConfig, site: Site) -> Mapping[str, str]:
     """Two scripts: the head starts Ray, waits for all GPUs and serves; the workers join."""
     args = {key: value for key, value in resolved.args.items() if key != "nnodes"}
     placed = replace(resolved, args={**args, "distributed_executor_backend": "ray"})
@@ -55,9 +56,9 @@ def ray(resolved: ResolvedConfig, _: Site) -> Mapping[str, str]:
         f"until [ \"$(python3 -c '{count}' 2>/dev/null || echo 0)\" -ge {requires.gpus} ]; do\n"
         f"  echo 'waiting for {requires.gpus} GPUs in the Ray cluster' >&2\n  sleep 5\ndone\n"
     )
-    head = [SHELL + header(resolved), "# head node\n", STRICT, *_exports(resolved)]
+    head = [SHELL + header(resolved), "# head node\n", STRICT, *_exports(resolved, site)]
     head += ["ray start --head --port 6379\n", wait, f"exec vllm serve {_wrapped(argv(placed))}\n"]
-    worker = [SHELL + header(resolved), "# every other node\n", STRICT, *_exports(resolved)]
+    worker = [SHELL + header(resolved), "# every other node\n", STRICT, *_exports(resolved, site)]
     worker += ['exec ray start --block --address "${HEAD_ADDR:?address of the head node}:6379"\n']
     files = {f"{name}-ray-head.sh": "".join(head)}
     return files | ({f"{name}-ray-worker.sh": "".join(worker)} if requires.nodes > 1 else {})
@@ -80,6 +81,7 @@ def slurm(resolved: ResolvedConfig, site: Site) -> Mapping[str, str]:
         "#SBATCH --output=%x-%j.log\n",
         STRICT,
         f"set -a; . {site.directory}/{env_name(resolved)}; set +a\n",
+        demands(site.keys),
     ]
     serve = f"vllm serve --config {site.directory}/{config_name(resolved)}"
     if requires.nodes == 1:
@@ -97,8 +99,9 @@ def slurm(resolved: ResolvedConfig, site: Site) -> Mapping[str, str]:
     return {f"{name}.sbatch": "".join(lines), **config_files(resolved, site)}
 
 
-def _exports(resolved: ResolvedConfig) -> list[str]:
-    return [f"export {key}={shlex.quote(value)}\n" for key, value in environment(resolved).items()]
+def _exports(resolved: ResolvedConfig, site: Site) -> list[str]:
+    own = [f"export {key}={shlex.quote(value)}\n" for key, value in environment(resolved).items()]
+    return [*own, demands(site.keys)]
 
 
 def _wrapped(words: list[str]) -> str:
@@ -106,7 +109,7 @@ def _wrapped(words: list[str]) -> str:
     lines = [shlex.quote(words[0])]
     for word in words[1:]:
         if word.startswith("--"):
-            lines.append(word)
+            lines.append(shlex.quote(word))
         else:
             lines[-1] += f" {shlex.quote(word)}"
     return " \\\n  ".join(lines)

@@ -24,6 +24,10 @@ def units(resolved: ResolvedConfig, site: Site) -> Mapping[str, str]:
     name, several = resolved.profile.name, node_count(resolved) > 1
     serve = f"/usr/bin/env vllm serve --config {site.directory}/{config_name(resolved)}"
     node_file = f"EnvironmentFile={site.directory}/{name}-node.env\n" if several else ""
+    if site.keys:
+        node_file += (
+            f"# mode 0600, with {', '.join(site.keys)}\nEnvironmentFile={site.directory}/{name}.keys\n"
+        )
     if several:
         serve += " --node-rank ${NODE_RANK} --master-addr ${MASTER_ADDR}"
         serve += f" --master-port {site.master_port} $HEADLESS"
