@@ -190,6 +190,15 @@ def _simple(pattern: re.Pattern[str]) -> Callable[[Carried], Carried | None]:
 
 def _ray(carried: Carried) -> Carried | None:
     """Ray's label looks like vLLM's own: it is Ray's with an address, a Ray name, or vLLM's behind it."""
+    head = carried.text[:100]
+    if (
+        "Ray" not in head
+        and ", ip=" not in head
+        and ") (" not in head
+        and "(ray" not in head
+        and "(auto" not in head
+    ):
+        return None
     found = _RAY.match(carried.text)
     if found is None:
         return None

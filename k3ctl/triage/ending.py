@@ -8,6 +8,9 @@ from k3ctl.triage.facts import Facts
 from k3ctl.triage.records import Record
 from k3ctl.triage.start import ORDER, TITLES, stage_of
 
+BEGINNING = 32
+MAX_TOLD = 4096
+
 
 @dataclass(frozen=True)
 class End:
@@ -27,22 +30,30 @@ class Ending:
         self._last: Record | None = None
         self._headless = False
         self._of_engine = False
-        self._count = 0
+        self._told: set[str] = set()
 
     def see(self, record: Record, facts: Facts) -> None:
         """Take in one record."""
         self._last = record
-        self._count += 1
         if record.who.startswith("Headless") or "--headless" in record.text:
             self._headless = True
         if not self._of_engine:
             prefixed = record.pid is not None or record.who == "kernel" or ":" in record.who
             timed = bool(record.where) and record.seconds is not None
             self._of_engine = prefixed or timed or "NVML" in record.text
-        if facts.served is None and (name := stage_of(record.text)):
+        if facts.served is None and (name := self._new_stage(record.text)):
             self._of_engine = True
             if not self._name or ORDER.index(name) >= ORDER.index(self._name):
                 self._name, self._stage = name, record
+
+    def _new_stage(self, text: str) -> str | None:
+        """The stage of a message whose beginning was not there before: progress is told a thousand times."""
+        beginning = text[:BEGINNING]
+        if beginning in self._told:
+            return None
+        if len(self._told) < MAX_TOLD:
+            self._told.add(beginning)
+        return stage_of(text)
 
     def end(self, facts: Facts, told: bool, lines: int) -> End | None:
         """What the end says, when no incident has ``told`` why."""

@@ -8,6 +8,7 @@ match: a substring search costs a hundredth of a regular expression.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
@@ -63,6 +64,22 @@ def _of(tree: Iterable[tuple[Any, Any]]) -> frozenset[str]:
 def _worth(texts: frozenset[str]) -> int:
     """A set is as good as its shortest text."""
     return min((len(text) for text in texts), default=0)
+
+
+def cover(texts: Iterable[str], length: int = 4) -> dict[str, list[str]]:
+    """Few short pieces, each with the texts that hold it: a line without any piece holds none of the texts."""
+    open_texts = set(texts)
+    groups: dict[str, list[str]] = {}
+    while open_texts:
+        pieces = Counter(piece for text in open_texts for piece in _pieces(text, length))
+        best = max(pieces, key=lambda piece: (pieces[piece], piece))
+        groups[best] = sorted(text for text in open_texts if best in text)
+        open_texts -= set(groups[best])
+    return groups
+
+
+def _pieces(text: str, length: int) -> set[str]:
+    return {text[at : at + length] for at in range(max(1, len(text) - length + 1))}
 
 
 def degree(pattern: str) -> int:

@@ -12,11 +12,13 @@ from typing import BinaryIO
 
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16
+_BYTES = "latin-1"
+"""One character a byte, whatever the log's encoding: searching text is several times as fast as searching bytes."""
 BELOW_TRACEBACK = 200
 BELOW_ERROR = 12
 
-_ANSWERED = (b'HTTP/1.1" 2', b'HTTP/1.1\\" 2', b'HTTP/1.1" 3', b'HTTP/1.1\\" 3')
-_HOT = re.compile(rb"rror|xception|[Ff]atal|FATAL|Traceback|AULT|panic")
+_ANSWERED = re.compile(r'HTTP/1\.1\\?" [23]')
+_HOT = ("rror", "xception", "ERROR", "Traceback", "atal", "FATAL", "panic")
 
 
 class Reader:
@@ -39,38 +41,39 @@ class Reader:
             # a "line" without an end is cut: no log writes megabytes in one, a binary file does
             rest = tail[:BLOCK_BYTES]
             if newline:
-                yield from self._in(whole.split(b"\n"))
+                yield from self._in(whole.decode(_BYTES).split("\n"))
         if rest:
-            yield from self._in([rest])
+            yield from self._in([rest.decode(_BYTES)])
 
-    def _in(self, lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+    def _in(self, lines: Iterable[str]) -> Iterator[tuple[int, str]]:
         number = self.lines
         for line in lines:
             number += 1
-            if b"HTTP/1.1" in line and any(answered in line for answered in _ANSWERED):
+            if "HTTP/1.1" in line and _ANSWERED.search(line):
                 if self._answered:
                     continue
                 # the first answer proves that the server was ready
                 self._answered = True
-            if _HOT.search(line):
-                self._below = BELOW_TRACEBACK if b"Traceback" in line else max(self._below, BELOW_ERROR)
+            if _holds(line, _HOT):
+                self._below = BELOW_TRACEBACK if "Traceback" in line else max(self._below, BELOW_ERROR)
             elif self._below:
                 self._below -= 1
-            elif b" INFO " in line and not self._marked(line):
+            elif " INFO " in line and not _holds(line, self._marks):
                 continue
             self.lines = number
-            yield number, line[:MAX_LINE_BYTES].decode(errors="replace")
+            yield number, line[:MAX_LINE_BYTES].encode(_BYTES).decode(errors="replace")
         self.lines = number
 
-    def _marked(self, line: bytes) -> bool:
-        for mark in self._marks:  # noqa: SIM110 (twice as fast as `any`, and most of the time is spent here)
-            if mark in line:
-                return True
-        return False
+
+def _holds(line: str, texts: tuple[str, ...]) -> bool:
+    for text in texts:  # noqa: SIM110 (twice as fast as `any`, and most of the time is spent here)
+        if text in line:
+            return True
+    return False
 
 
-def _in_raw_lines(marks: Iterable[str]) -> tuple[bytes, ...]:
+def _in_raw_lines(marks: Iterable[str]) -> tuple[str, ...]:
     """The longest part of each mark that stands in a raw line also where a carrier escaped it (JSON)."""
-    safe = (max(re.split(r"[^ !#-;=?-\[\]-~]", text), key=len).encode() for text in marks)
+    safe = (max(re.split(r"[^ !#-;=?-\[\]-~]", text), key=len) for text in marks)
     # journald writes a line with colours as a list of bytes: nothing can be found in it
-    return (*dict.fromkeys(mark for mark in safe if mark), b'"MESSAGE":[', b'"MESSAGE" : [')
+    return (*dict.fromkeys(mark for mark in safe if mark), '"MESSAGE":[', '"MESSAGE" : [')

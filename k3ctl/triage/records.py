@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from k3ctl.triage.carriers import MONTHS, Carried, seconds_of, unwrap
@@ -18,7 +19,7 @@ _VLLM = re.compile(
 )
 _PYTHON = re.compile(
     r"^\d{4}-(?P<stamp>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,9})? ?(?:- )?(?:NIXL )?"
-    rf"{_LEVEL}\b(?: -)? +(?P<text>.*)$"
+    rf"{_LEVEL}\b(?: -)? {1, 8}(?P<text>.*)$"
 )
 _TORCH = re.compile(
     r"^(?:\[rank(?P<rank>\d{1,6})\]:)?\[?(?P<level>[WEFI])(?P<stamp>\d{3,4} \d\d:\d\d:\d\d)\S{0,20} {1,8}(?:\d{1,10} )?"
@@ -32,7 +33,7 @@ _NCCL = re.compile(
 _KERNEL = re.compile(
     r"^(?:kern {0,4}:\w{1,8} {0,6}: )?\[ {0,8}(?:\d{1,10}\.\d{1,9}"
     r"|\w{3} (?P<month>\w{3}) (?P<day>[ \d]\d) (?P<clock>\d\d:\d\d:\d\d) \d{4})\] "
-    r"(?:[\w.\-]{1,80} )?(?:kernel: )?(?:\[ {0,8}\d{1,10}\.\d{1,9}\] )?(?P<text>.*)$"
+    r"(?:(?:[\w.\-]{1,80} )?kernel: )?(?:\[ {0,8}\d{1,10}\.\d{1,9}\] )?(?P<text>.*)$"
 )
 _WORKER_RANK = re.compile(r"_(TP|PP|DP|EP)(\d{1,6})")
 _RAISED = re.compile(r"^(?:[\w.]{1,200}\.)?\w{0,80}(?:Error|Exception|Exit|Interrupt)(?::|$)")
@@ -59,8 +60,8 @@ class Record:
     """Pod, container or host that the carrier names."""
     ident: str = ""
     """The journal's identifier, such as ``systemd``."""
-    carried_s: float | None = None
-    """The carrier's own time."""
+    timed: bool = True
+    """Whether ``seconds`` is the line's own time."""
     repeats: int = 1
     pid: int | None = None
     order: int = 0
@@ -72,8 +73,14 @@ class Record:
         return self.level in ("ERROR", "CRITICAL")
 
 
-def parse(line: str, number: int = 0, file: str = "", order: int = 0) -> Record | None:
-    """The record of a line; None for an empty one and for a reader's ``#`` comment."""
+def parse(
+    line: str, number: int = 0, file: str = "", order: int = 0, since: float | None = None
+) -> Record | None:
+    """The record of a line; None for an empty one and for a reader's ``#`` comment.
+
+    NCCL and plain prints carry no time: they happened at ``since``, the time of the line before; where that is not
+    known either, the carrier's time counts.
+    """
     carried = unwrap(line)
     text = carried.text
     if not text or text.isspace() or text.startswith("#"):
@@ -82,6 +89,7 @@ def parse(line: str, number: int = 0, file: str = "", order: int = 0) -> Record 
     who, rank = own.who, own.rank
     if rank is None and not who:
         rank, who = carried.rank, _who(carried.rank)
+    timed = own.seconds is not None
     return Record(
         number,
         own.text,
@@ -89,12 +97,12 @@ def parse(line: str, number: int = 0, file: str = "", order: int = 0) -> Record 
         rank,
         own.level,
         own.stamp,
-        own.seconds,
+        own.seconds if timed else since if since is not None else carried.seconds,
         own.where,
         file,
         carried.source,
         carried.ident,
-        carried.seconds,
+        timed,
         carried.repeats,
         own.pid,
         order or number,
@@ -127,6 +135,8 @@ class _Own(NamedTuple):
 
 
 def _own(text: str, carried: Carried) -> _Own:
+    if text[0] == "(" and carried.ident != "kernel":
+        return _vllm(text)
     if found := _NCCL.match(text):
         level = _LEVELS.get(found["level"], found["level"])
         who = f"{found['host']}:{found['pid']}"
@@ -186,6 +196,7 @@ def _rank_in(who: str) -> int | None:
     return int(rank) if rank is not None else None
 
 
+@lru_cache(maxsize=512)
 def _seconds(stamp: str) -> float | None:
     if not stamp:
         return None

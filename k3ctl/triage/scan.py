@@ -7,7 +7,7 @@ rules are looked up by the literals that must stand in a line, and only then by 
 from __future__ import annotations
 
 import re
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date
@@ -22,7 +22,7 @@ from k3ctl.triage.derive import Seen, derived
 from k3ctl.triage.detectors import Story, all_detectors
 from k3ctl.triage.ending import Ending
 from k3ctl.triage.facts import Facts, holds
-from k3ctl.triage.patterns import compiled, literals
+from k3ctl.triage.patterns import compiled, cover, literals
 from k3ctl.triage.reader import Reader
 from k3ctl.triage.records import Record, continues, parse, raised
 from k3ctl.triage.rules import TriageRule, all_rules
@@ -33,6 +33,8 @@ MAX_UNKNOWN = 40
 MAX_EVIDENCE = 4
 MAX_CAUSE_LINES = 6
 MAX_WHO = 256
+MAX_NOTHING = 4096
+STATISTICS = "Avg prompt throughput"
 
 _NUMBERS = re.compile(r"0x[0-9a-f]{1,16}|\d{1,20}")
 _NOT_PLAIN = re.compile(r"^(?:\[shutdown\]|\s|\||WorkerProc|Traceback|During|The above|\^|~|=+$|-+$)")
@@ -75,22 +77,34 @@ class Report:
         return self.incidents[0] if self.incidents and self.incidents[0].severity != "info" else None
 
 
+Candidate = tuple[int, int, TriageRule, re.Pattern[str]]
+"""Place of the rule, place of its pattern, both."""
+
+
 class RuleIndex:
     """Rules by the texts that must stand in a line; earlier rules win."""
 
     def __init__(self) -> None:
         self.by_id = {rule.id: rule for rule in all_rules()}
         self.withins = {rule.id: compiled(rule.within) for rule in all_rules() if rule.within}
-        candidates: dict[str, list[tuple[int, int, TriageRule, re.Pattern[str]]]] = {}
+        candidates: dict[str, list[Candidate]] = {}
         for at, rule in enumerate(all_rules()):
             for turn, pattern in enumerate(rule.patterns):
                 for literal in literals(pattern):
                     candidates.setdefault(literal, []).append((at, turn, rule, compiled(pattern)))
-        self._candidates = list(candidates.items())
+        self._groups = [
+            (piece, [(text, candidates[text]) for text in texts])
+            for piece, texts in cover(candidates).items()
+        ]
 
     def hits(self, text: str) -> Iterable[tuple[TriageRule, re.Match[str]]]:
         """Rules that know the line, in order."""
-        found = [candidate for literal, group in self._candidates if literal in text for candidate in group]
+        found: list[Candidate] = []
+        for piece, group in self._groups:
+            if piece in text:
+                for literal, candidates in group:
+                    if literal in text:
+                        found += candidates
         found.sort(key=lambda candidate: candidate[:2])
         for _, _, rule, pattern in found:
             if match := pattern.search(text):
@@ -110,20 +124,26 @@ class Scanner:
         self._index = rule_index()
         self._by_id = self._index.by_id
         self._detectors = all_detectors()
+        self._followers = [detector for detector in self._detectors if "throughput" in detector.MARKS]
         self._incidents: dict[str, Incident] = {}
         self._context: OrderedDict[tuple[str, str], deque[str]] = OrderedDict()
         self._below: dict[tuple[str, str], tuple[Incident, int]] = {}
+        self._unknowns: Counter[str] = Counter()
+        self._nothing: set[str] = set()
         self._ending = Ending()
         self.facts = Facts()
 
     def feed(self, record: Record) -> None:
         """Take in one record."""
+        if self.facts.served is not None and STATISTICS in record.text:
+            # the most frequent line of a server: nothing in it is for a rule
+            for detector in self._followers:
+                detector.see(record)
+            return
         self.facts.see(record)
         self._ending.see(record, self.facts)
         for detector in self._detectors:
             detector.see(record)
-        if "Avg prompt throughput" in record.text:
-            return
         key = (record.file, record.who or record.source)
         incident = self._match(record, key)
         self._continue(record, key, incident)
@@ -175,7 +195,8 @@ class Scanner:
     def _match(self, record: Record, key: tuple[str, str]) -> Incident | None:
         """The first rule that knows the line, else an error that none knows."""
         text = record.text
-        for rule, found in self._index.hits(text):
+        plain = _NUMBERS.sub("#", text)
+        for rule, found in self._hits(record, plain):
             within = self._index.withins.get(rule.id)
             if within is None or any(within.search(line) for line in self._context.get(key, ())):
                 incident = self._note(rule.id, rule, record)
@@ -188,17 +209,28 @@ class Scanner:
         if not record.bad or record.who == "kernel":
             return None
         if raised(text.strip()):
-            return self._unknown(record, key, "unknown-error")
-        if record.level in ("ERROR", "CRITICAL") and not _NOT_PLAIN.match(text):
-            return self._unknown(record, key, "unknown-report")
+            return self._unknown(record, key, f"unknown-error {plain}")
+        # right below an exception it is a part of its message
+        if key not in self._below and not _NOT_PLAIN.match(text):
+            return self._unknown(record, key, f"unknown-report {plain}")
         return None
 
-    def _unknown(self, record: Record, key: tuple[str, str], rule: str) -> Incident | None:
-        name = f"{rule} {_NUMBERS.sub('#', record.text)}"
+    def _hits(self, record: Record, plain: str) -> Iterable[tuple[TriageRule, re.Match[str]]]:
+        """Rules that know the line; progress that none knew is not looked up again with other numbers."""
+        if plain in self._nothing:
+            return ()
+        found = list(self._index.hits(record.text))
+        if not found and "%" in plain and not record.bad and len(self._nothing) < MAX_NOTHING:
+            self._nothing.add(plain)
+        return found
+
+    def _unknown(self, record: Record, key: tuple[str, str], name: str) -> Incident | None:
+        rule = name.partition(" ")[0]
         if name in self._incidents:
             return self._note(name, self._by_id[rule], record)
-        if sum(1 for known in self._incidents if known.startswith(rule)) >= MAX_UNKNOWN:
+        if self._unknowns[rule] >= MAX_UNKNOWN:
             return None
+        self._unknowns[rule] += 1
         incident = self._note(name, self._by_id[rule], record)
         incident.context = tuple(self._context.get(key, ()))
         incident.values["exception"] = record.text.strip()[:300]
@@ -293,12 +325,9 @@ def scan(paths: Iterable[Path], *, one_log: bool = False, whole: bool = True) ->
             reader = Reader(file, marks())
             seconds = seconds if one_log else None
             for number, text in reader.marked():
-                if record := parse(text, number, str(path), lines + number):
-                    # NCCL and plain prints carry no time: they happened after the line before
-                    seconds = record.seconds if record.seconds is not None else seconds
-                    if record.seconds is None:
-                        known = seconds if seconds is not None else record.carried_s
-                        record = replace(record, seconds=known)
+                if record := parse(text, number, str(path), lines + number, seconds):
+                    if record.timed:
+                        seconds = record.seconds
                     scanner.feed(record)
             lines += reader.lines
             size += reader.size_bytes

@@ -30,7 +30,7 @@ MARKS = (
     "LLM engine",
     "core engine",
     "ownload",
-    "Loading",
+    "oading",
     "load model",
     "AutoTuner",
     "KV cache",
@@ -67,4 +67,6 @@ ORDER = tuple(TITLES)
 
 def stage_of(text: str) -> str | None:
     """The stage that a message belongs to."""
+    if not any(mark in text for mark in MARKS):
+        return None
     return next((name for name, pattern in _KNOWN if pattern.search(text)), None)

@@ -105,7 +105,7 @@ RULES = (
         expires=_EXPIRES,
         patterns=(
             r"(?P<what>Fatal Python error: [\w ]+)",
-            r"(?P<what>!{3,} Segfault encountered !{3,})",
+            r"(?P<what>!{3,20} Segfault encountered !{3,20})",
             r"(?P<what>\*{3} SIG(?:SEGV|ABRT|BUS|FPE|ILL)\b.{0,60}?)(?: received| \(|$)",
             r"^(?P<what>(?:Segmentation fault|Bus error|Aborted|Floating point exception)(?: \(core dumped\))?)$",
             r"(?P<what>(?:free|malloc|munmap_chunk|double free|corrupted)\S*: (?:invalid|corrupted|double)[\w ]+)",
