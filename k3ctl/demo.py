@@ -11,7 +11,7 @@ from typing import Any
 
 from k3ctl.engine import launch
 from k3ctl.engine.stages import Stage
-from k3ctl.loadtest import driver, target, workload
+from k3ctl.loadtest import driver, target, view, workload
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve
 from k3ctl.verdict import check
@@ -90,13 +90,20 @@ def _row(row: Mapping[str, Any], grade: Grade) -> list[str]:
     return [
         str(row["concurrency"]),
         _number((row.get("ttft_ms") or {}).get("p50")),
-        _number((row.get("itl_ms") or {}).get("p50")),
+        _itl(row),
         _number(row.get("output_tok_s")),
         str(row["requests"]["completed"]),
         str(row["requests"]["errored"]),
         counted,
         grade.value,
     ]
+
+
+def _itl(row: Mapping[str, Any]) -> str:
+    """The client's median, or the server's own mean where a guard disbelieves the client: it read in bursts."""
+    if not view.disbelieved(row):
+        return _number((row.get("itl_ms") or {}).get("p50"))
+    return f"{_number((row.get('server') or {}).get('tpot_ms'))} (server's)"
 
 
 def _number(value: float | None) -> str:

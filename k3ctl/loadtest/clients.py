@@ -1,8 +1,7 @@
 """Which client processes a workload needs: command lines, where they report, how progress is read.
 
-A fixed workload is one GuideLLM process for all concurrencies, as in the published command. A session
-replay is one process per number of sessions in flight: GuideLLM over OpenTelemetry lanes, or aiperf over
-WEKA traces.
+One process per concurrency: GuideLLM writes its report when it ends, so a client that hangs or dies at one rate does
+not take the finished rates with it. A session replay is GuideLLM over OpenTelemetry lanes, or aiperf over WEKA traces.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -93,8 +92,7 @@ def plan(
     context, and the change is recorded as a deviation.
     """
     if load.sessions is None:
-        argv = guidellm_args.argv(load, to, output="guidellm.json")
-        return load, [_guidellm(argv, "guidellm.json", None)]
+        return load, [_fixed(load, to, streams) for streams in load.concurrency]
     load, found = _sessions(load, to, client)
     make = _aiperf_run if tool == "aiperf" else _otel_run
     return load, [make(load, to, raw, found, count) for count in load.concurrency]
@@ -135,6 +133,12 @@ def _sessions(load: Workload, to: Target, client: Client) -> tuple[Workload, lis
         load = load.changed(note, sessions=shape, output_tokens=shape.output_tokens)
     per_word = tokens_per_word(client, to.model, " ".join(traces.WORDS * 4))
     return load, traces.sessions(shape, seed=load.seed, tokens_per_word=per_word)
+
+
+def _fixed(load: Workload, to: Target, streams: int) -> ClientRun:
+    report = f"guidellm-{streams}.json"
+    argv = guidellm_args.argv(replace(load, concurrency=(streams,)), to, output=report)
+    return _guidellm(argv, report, None)
 
 
 def _guidellm(argv: list[str], report: str, sessions: int | None) -> ClientRun:

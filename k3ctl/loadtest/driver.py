@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from k3ctl.engine import rundir
-from k3ctl.errors import EngineError, ExitCode, K3Error
+from k3ctl.errors import EngineError, ExitCode, K3Error, UsageError
 from k3ctl.loadtest import child, clients, compare, live, scrape, summary, target, tokens
 from k3ctl.loadtest.child import Child
 from k3ctl.loadtest.clients import ClientRun
@@ -29,6 +29,9 @@ from k3ctl.server.client import Client
 
 POLL_S = 0.2
 LINE_S = 1.0
+STALL_ENV = "K3CTL_BENCH_STALL_S"
+STALL_S = 120.0
+"""A client that reports nothing for this long, while the server has nothing to do, is stopped."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,20 @@ def run(
     asked = {"workload": load.as_dict(), "target": to.as_dict(), "client": f"{tool} {version}"}
     _dump(raw / "ask.json", {**asked, "runs": [clients.as_dict(one) for one in runs]})
     started_at = time.time()
+    stall_s = _stall_s(os.environ)
     environment = clients.child_env(os.environ, load, to, api_key)
-    statuses, interrupted = _drive(
-        load, to, client, raw, runs=runs, env=environment, on_line=on_line, stop=stop or threading.Event()
+    statuses, interrupted, stalled = _drive(
+        load,
+        to,
+        client,
+        raw,
+        runs=runs,
+        env=environment,
+        on_line=on_line,
+        stop=stop or threading.Event(),
+        stall_s=stall_s,
     )
-    outcome = {"started_at": started_at, "ended_at": time.time(), "statuses": statuses}
+    outcome = {"started_at": started_at, "ended_at": time.time(), "statuses": statuses, "stalled": stalled}
     answers = client.healthy()
     _dump(raw / "outcome.json", {**outcome, "interrupted": interrupted, "server_answers": answers})
     result = summary.summarize(raw)
@@ -120,26 +132,46 @@ def _drive(
     env: Mapping[str, str],
     on_line: Callable[[str], None] | None,
     stop: threading.Event,
-) -> tuple[list[int | None], bool]:
-    """Run the client processes one after the other; exit statuses, and whether Ctrl-C ended them."""
+    stall_s: float,
+) -> tuple[list[int | None], bool, list[str]]:
+    """Run the client processes one after the other; exit statuses, whether Ctrl-C ended them, and what hung."""
     follower = _Follower(LiveState(steps=len(load.concurrency), duration_s=load.duration_s), on_line)
     statuses: list[int | None] = []
+    stalled: list[str] = []
     with _quiet(to), Sampler(client, raw, on_sample=follower.sample):
         for one in runs:
             tail = one.tail(raw)
             _mark(raw, one)
+            follower.begins()
             with Child(one.command, cwd=raw, env=env, log=raw / "client.log") as process:
                 try:
                     while process.poll() is None and not stop.wait(POLL_S):
                         follower.events(tail)
+                        if follower.still_s() > stall_s:
+                            stalled.append(f"{one.report}: no progress for {follower.still_s():.0f} s")
+                            process.stop()
                 except KeyboardInterrupt:
                     stop.set()
                 if stop.is_set():
                     process.stop()
-                    return [*statuses, process.poll()], True
+                    return [*statuses, process.poll()], True, stalled
                 follower.events(tail)
                 statuses.append(process.poll())
-    return statuses, False
+    return statuses, False, stalled
+
+
+def _stall_s(environ: Mapping[str, str]) -> float:
+    """Seconds without progress after which a client is given up; ``K3CTL_BENCH_STALL_S`` changes them."""
+    text = environ.get(STALL_ENV, "")
+    try:
+        seconds = float(text) if text else STALL_S
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise UsageError(
+            f"{STALL_ENV}={text} is not a number of seconds", hint=f"for example {STALL_ENV}=300"
+        )
+    return seconds
 
 
 def _mark(raw: Path, one: ClientRun) -> None:
@@ -156,15 +188,27 @@ class _Follower:
         self._state, self._on_line = state, on_line
         self._samples: list[Sample] = []
         self._last_line, self._shown = 0.0, ""
+        self._moved = time.monotonic()
+
+    def begins(self) -> None:
+        """A client process starts: nothing is expected of it yet."""
+        self._moved = time.monotonic()
+
+    def still_s(self) -> float:
+        """Seconds since the client reported anything or the server had work; both count as progress."""
+        return time.monotonic() - self._moved
 
     def sample(self, sample: Sample) -> None:
-        """Called by the sampler's thread."""
+        """Called by the sampler's thread. A page without gauges does not tell, so it is no idle server."""
+        if None in (sample.running, sample.waiting) or (sample.running or 0) + (sample.waiting or 0) > 0:
+            self._moved = time.monotonic()
         self._samples = [*self._samples[-1:], sample]
 
     def events(self, tail: Callable[[], Iterator[Mapping[str, Any]]]) -> None:
         """Fold what is new and report."""
         for event in tail():
             self._state = live.on_event(self._state, event)
+            self._moved = time.monotonic()
         if len(samples := self._samples) == 2:
             self._state = live.on_samples(self._state, *samples)
         line = self._state.line()

@@ -90,6 +90,10 @@ def errors(e: GuardEvidence) -> Iterable[GuardFinding]:
         yield GuardFinding("errors", INVALID, f"no request finished ({e.row.errored} of {total} failed)")
     elif e.row.errored:
         yield GuardFinding("errors", INVALID, f"{e.row.errored} of {total} requests failed")
+    elif e.row.output_tok_s <= 0:
+        yield GuardFinding(
+            "errors", INVALID, f"{e.row.completed} requests finished, and no output was counted"
+        )
     if e.row.stopped_by_errors:
         yield GuardFinding(
             "errors", INVALID, "the client's error limit ended the step early (its exit status is 0 then)"
@@ -167,7 +171,11 @@ def little(e: GuardEvidence) -> Iterable[GuardFinding]:
 def output_length(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Outputs of another length than asked: the model stopped by itself, ``ignore_eos`` was lost."""
     asked, mean = e.workload.output_tokens, e.row.output_tokens.mean
-    if not mean or not e.row.completed:
+    if not asked and not e.workload.sessions:
+        yield GuardFinding(
+            "output-length", CAUTION, "the file does not say which output length was asked for"
+        )
+    if not asked or not mean or not e.row.completed:
         return
     if abs(mean - asked) > max(OUTPUT_LENGTH_TOLERANCE * asked, 1):
         yield GuardFinding(
@@ -178,7 +186,7 @@ def output_length(e: GuardEvidence) -> Iterable[GuardFinding]:
 def prompt_length(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Prompts of another length than asked: client and server count with different tokenizers."""
     asked, mean = e.workload.prompt_tokens + (e.workload.prefix_tokens or 0), e.row.prompt_tokens.mean
-    if e.workload.sessions or not mean or not e.row.completed:
+    if e.workload.sessions or not asked or not mean or not e.row.completed:
         return
     allowed = max(PROMPT_LENGTH_TOLERANCE * asked, PROMPT_LENGTH_FREE_TOKENS)
     if abs(mean - asked) > allowed:

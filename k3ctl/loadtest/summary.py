@@ -64,6 +64,7 @@ def summarize(raw: Path) -> dict[str, Any]:
         and all(row["valid"] for row in judged)
         and len(judged) == len(workload.concurrency)
         and bool(outcome["server_answers"]),
+        "stalled": list(outcome.get("stalled") or ()),
         "missing_steps": [c for c in workload.concurrency if c not in [row["concurrency"] for row in judged]],
         "rows": judged,
     }
@@ -158,6 +159,7 @@ def _server(window: ServerWindow | None) -> dict[str, Any] | None:
         "draft_length": window.draft_length,
         "prefix_hit_share": window.prefix_hit_share,
         "preemptions": window.preemptions,
+        "tpot_ms": window.tpot_ms,
         "path": None
         if path is None
         else {

@@ -7,6 +7,7 @@ from typing import Any
 
 from k3ctl.loadtest import compare
 from k3ctl.loadtest.compare import Comparison
+from k3ctl.loadtest.guards import BURST_INVALID
 
 THROUGHPUT = ("c", "tok/s", "±", "tok/s/GPU", "done", "err", "Little", "AL", "specialized", "verdict")
 LATENCY = ("c", "TTFT ms", "p90 TTFT", "ITL ms", "p90 ITL", "tok/s/user", "P90 intvty")
@@ -15,7 +16,12 @@ TEXT_COLUMNS = frozenset({"verdict"})
 
 def title(summary: Mapping[str, Any]) -> str:
     """One line that cannot be quoted without its stamps."""
-    names = ("SYNTHETIC", summary["synthetic"]), ("PARTIAL", summary["partial"])
+    unseen = not (summary.get("provenance") or {}).get("seen_running", True)
+    names = (
+        ("SYNTHETIC", summary["synthetic"]),
+        ("PARTIAL", summary["partial"]),
+        ("NOT SEEN RUNNING", unseen),
+    )
     stamp = "".join(f"{name} · " for name, on in names if on)
     return f"{stamp}{summary['preset']} on {summary['model']}"
 
@@ -30,6 +36,7 @@ def table(summary: Mapping[str, Any], columns: Sequence[str]) -> tuple[list[str]
 def findings(summary: Mapping[str, Any]) -> list[str]:
     """Deviations, missing steps and every guard's word, one line each."""
     lines = [f"deviation: {text}" for text in summary["deviations"]]
+    lines += [f"client stopped, {text} while the server was idle" for text in summary.get("stalled", ())]
     lines += [f"c={c}: not measured" for c in summary["missing_steps"]]
     if not summary["server_answers"]:
         lines.append("invalid: the server did not answer any more at the end")
@@ -73,11 +80,29 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
         "verdict": "valid" if row["valid"] else "INVALID",
         "TTFT ms": number(row["ttft_ms"]["mean"], 1),
         "p90 TTFT": number(row["ttft_ms"]["p90"], 1),
-        "ITL ms": number(row["itl_ms"]["mean"], 2),
-        "p90 ITL": number(row["itl_ms"]["p90"], 2),
-        "tok/s/user": number(row["user_tok_s"], 1),
-        "P90 intvty": number(row["interactivity_p90_tok_s"], 1),
+        **_per_token(row),
     }
+
+
+def _per_token(row: Mapping[str, Any]) -> dict[str, str]:
+    """The client's time per token, or the server's own (marked) where a guard says that the client's is impossible."""
+    if not disbelieved(row):
+        return {
+            "ITL ms": number(row["itl_ms"]["mean"], 2),
+            "p90 ITL": number(row["itl_ms"]["p90"], 2),
+            "tok/s/user": number(row["user_tok_s"], 1),
+            "P90 intvty": number(row["interactivity_p90_tok_s"], 1),
+        }
+    took = (row["server"] or {}).get("tpot_ms")
+    marked = {"ITL ms": took, "tok/s/user": 1000 / took if took else None}
+    cells = {name: "–" if value is None else f"{value:.2f} (server's)" for name, value in marked.items()}
+    return {**cells, "p90 ITL": "–", "P90 intvty": "–"}
+
+
+def disbelieved(row: Mapping[str, Any]) -> bool:
+    """Whether the client's time per token cannot be true: under half of the server's own. A waiver changes nothing."""
+    seen, took = row["itl_ms"]["mean"], (row["server"] or {}).get("tpot_ms")
+    return bool(seen is not None and took and seen < BURST_INVALID * took)
 
 
 def number(value: float | None, digits: int) -> str:

@@ -27,6 +27,10 @@ k3ctl bench decode --concurrency 1,8 --duration 60      deviations are recorded 
 k3ctl bench agentic --sessions 3                        agent sessions with pauses and a subagent
 
 k3ctl bench smoke --url http://10.0.0.5:8000 --tokenizer moonshotai/Kimi-K3
+
+k3ctl bench judge guidellm.json aiperf-folder/          results of other clients under the same guards
+
+k3ctl bench judge guidellm.json --preset 8k1k --against published
 """
 Tool = Literal["guidellm", "aiperf"]
 
@@ -35,9 +39,13 @@ def bench(
     preset: Annotated[
         str,
         typer.Argument(
-            help="A preset's name, or a preset file; default: those of the profile that is served."
+            help="A preset's name, or a preset file; default: those of the profile that is served. "
+            "`judge` judges result files of other clients."
         ),
     ] = "",
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Results to judge (after `judge`).")
+    ] = None,
     *,
     list_presets: Annotated[bool, typer.Option("--list", help="List the presets and stop.")] = False,
     run: Annotated[
@@ -54,6 +62,9 @@ def bench(
     duration: Annotated[float | None, typer.Option("--duration", help="Seconds per concurrency.")] = None,
     requests: Annotated[int | None, typer.Option("--requests", help="Requests per concurrency.")] = None,
     sessions: Annotated[int | None, typer.Option("--sessions", help="Sessions to replay (agentic).")] = None,
+    as_preset: Annotated[
+        str | None, typer.Option("--preset", help="Workload that a judged result claims to be (with judge).")
+    ] = None,
     client: Annotated[Tool, typer.Option("--client", help="Who replays agentic sessions.")] = "guidellm",
     against: Annotated[
         str | None, typer.Option("--against", help="`published`, or a bundle to stand beside.")
@@ -71,6 +82,12 @@ def bench(
 
     if list_presets:
         return parts.listing()
+    if preset == "judge":
+        from k3ctl.commands.bench.judge import judge
+
+        return judge(files or [], as_preset, parts.baseline(against))
+    if files or as_preset:
+        raise UsageError("files and --preset go with `judge`", hint="`k3ctl bench judge FILE`")
 
     def load(name: str) -> workload.Workload:
         return workload.override(
