@@ -41,7 +41,7 @@ def check(resolved: ResolvedConfig, directory: str, image: str, *, kubernetes: b
     for where, text in _texts({**texts, "args": resolved.args, "env": resolved.env}):
         if _CONTROL.search(text):
             raise UsageError(
-                f"`{where}` holds a line break or a control character, which no file may",
+                f"`{where}` holds a line break or a control character",
                 hint=repr(text[:60]),
             )
 
@@ -54,7 +54,7 @@ def without_keys(resolved: ResolvedConfig) -> ResolvedConfig:
     for name, value in args.items():
         if hidden[name] != (list(value) if isinstance(value, tuple) else value):
             raise UsageError(
-                f"`{name}` holds a secret, which would stand in the rendered files",
+                f"`{name}` holds a secret, which no file may show",
                 hint="give it in a variable",
             )
     return replace(resolved, args=args, env=env)
