@@ -180,7 +180,7 @@ RULES = (
         "VLLM_DISABLE_PYNCCL "
         "does the same",
         action="load NCCL 2.29.7 or newer (LD_PRELOAD, VLLM_NCCL_SO_PATH); `k3ctl doctor` prints which one is loaded",
-        source="k3ctl, docs/log.md; vLLM 0.33.0, distributed/device_communicators/pynccl.py",
+        source="vLLM 0.33.0, distributed/device_communicators/pynccl.py",
         checked=date(2026, 11, 30),
         expires=date(2027, 3, 31),
         severity="warning",
@@ -194,7 +194,7 @@ RULES = (
         "order the wrong "
         "stream and read buffers that are not written: wrong tokens, later illegal memory accesses",
         action="load NCCL 2.29.7 or newer (LD_PRELOAD, VLLM_NCCL_SO_PATH) before serving anybody",
-        source="k3ctl, docs/log.md; measured on two H200s with vLLM 0.33.0; v1/worker/gpu/pp_utils.py",
+        source="vLLM 0.33.0, v1/worker/gpu/pp_utils.py; measured on two H200s, one run each",
         checked=date(2026, 11, 30),
         expires=date(2027, 3, 31),
         role="symptom",

@@ -44,7 +44,7 @@ RULES = (
         action="load NCCL 2.29.7 or newer (check LD_PRELOAD, VLLM_NCCL_SO_PATH and VLLM_DISABLE_PYNCCL), and treat "
         "the answers "
         "before the crash as suspect",
-        source="k3ctl, docs/log.md; measured on two H200s with vLLM 0.33.0; v1/worker/gpu/pp_utils.py",
+        source="vLLM 0.33.0, v1/worker/gpu/pp_utils.py; measured on two H200s, one run each",
         checked=date(2026, 11, 30),
         expires=_EXPIRES,
         leads_to=("gpu-software-xid", "watchdog-ended"),
