@@ -19,6 +19,35 @@ def test_every_entry_says_where_it_is_from_and_when() -> None:
     assert {f"P{n}" for n in range(25, 33)} <= {name.split("-")[0] for name in ids}
 
 
+SOURCES = {
+    # id: GPU, GPUs, TP, K, acceptance length, tokens in, tokens out, unit: as the sources state them; None: they do not
+    "P1": ("GB300", 16, 16, 7, 6.0, 1, 1000, "decode_tok_s"),
+    "P2": ("GB300", 16, 16, 0, None, None, None, "decode_tok_s"),
+    "P3": ("GB300", 8, 8, 0, None, None, None, "decode_tok_s"),
+    "P6": ("GB300", 8, 8, 0, None, 128, 512, "itl_ms"),
+    "P7": ("B300", 8, 8, 8, None, 8000, 1000, "output_tok_s"),
+    "P8": ("B300", 8, 8, 8, None, 8000, 1000, "output_tok_s"),
+    "P10": ("B300", 8, None, 0, None, 8000, 1000, "total_tok_s_per_gpu"),
+    "P11": ("B300", 8, None, None, None, 8000, 1000, "total_tok_s_per_gpu"),
+    "P18": ("MI355X", 8, None, None, 5.0, None, None, "total_tok_s_per_gpu"),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_conditions_are_those_of_the_sources_and_no_others(name: str) -> None:
+    found = published.anchor(name)
+    assert SOURCES[name] == (
+        found.gpu,
+        found.gpus,
+        found.tensor_parallel_size,
+        found.num_speculative_tokens,
+        found.acceptance_length,
+        found.prompt_tokens,
+        found.output_tokens,
+        found.unit,
+    )
+
+
 def test_curves_are_the_rows_of_their_anchors() -> None:
     assert {(curve.gpu, curve.tp) for curve in published.decode_curves()} == {("GB300", 8), ("GB300", 16)}
     for tp, name in ((16, "P2"), (8, "P3")):

@@ -152,3 +152,12 @@ def test_a_broken_profile_hides_only_itself(write):
     found, problems = loader.load_readable()
     assert "mine" in {profile.name for profile in found}
     assert len(problems) == 1 and "broken.yaml" in problems[0] and "`sumary`" in problems[0]
+
+
+def test_a_profile_of_a_published_command_says_what_it_adds() -> None:
+    """Readers take "published command" at its word: plugins that it loads besides are named in its summary."""
+    for name in loader.names():
+        profile = loader.load(name)
+        if "published" in profile.summary.lower() and "command" in profile.summary.lower():
+            assert "VLLM_PLUGINS" not in profile.serve.env or "plugins" in profile.summary, name
+        assert "as it was written" not in profile.summary, name

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# b300-tp8-8k1k-blog: The published B300 8K/1K baseline command as it was written; the standard path, for comparisons
+# b300-tp8-8k1k-blog: The published B300 8K/1K baseline command with k3ctl's plugins added; the standard path, for comparisons
 # Rendered by k3ctl 0.1.0; status: supported
 set -euo pipefail
 export VLLM_PLUGINS=k3_runtime,k3_witness
