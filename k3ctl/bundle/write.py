@@ -86,6 +86,7 @@ def write(
         "tokenizer": _tokenizer(ask["target"]["tokenizer"], hide),
         "client": summary["client"],
         "deployment": summary["deployment"],
+        "conditions": summary["conditions"],
         "validity": validity(summary),
         "engine_log": engine_log,
         "redactions": redactions,

@@ -1,7 +1,8 @@
 """Put numbers side by side only where their conditions are equal; say of every other pair why not. Pure.
 
 A *point* is one number with its conditions. Ours come from a summary, published ones from ``facts.published``.
-Two points are comparable when every condition in ``CONDITIONS`` is known on both sides and equal.
+Two points are comparable when every condition (``conditions.CONDITIONS``) is known on both sides and equal: for
+*better* as much as for *worse*.
 """
 
 from __future__ import annotations
@@ -13,25 +14,10 @@ from typing import Any
 
 from k3ctl.deployment import Deployment
 from k3ctl.facts.published import Anchor, anchors
-from k3ctl.loadtest import stats
+from k3ctl.loadtest import conditions, stats
+from k3ctl.loadtest.conditions import CONDITIONS
 from k3ctl.loadtest.rows import Stat
 from k3ctl.loadtest.workload import Workload
-
-CONDITIONS = {
-    "gpu": "GPU",
-    "gpus": "GPUs",
-    "tensor_parallel_size": "TP",
-    "path": "path",
-    "num_speculative_tokens": "K",
-    "acceptance": "acceptance",
-    "acceptance_length": "synthetic acceptance length",
-    "prompt_tokens": "prompt tokens",
-    "output_tokens": "output tokens",
-    "unit": "unit",
-    "concurrency": "concurrency",
-}
-OPTIONAL = frozenset({"acceptance_length"})
-"""Conditions that may be absent on both sides."""
 
 UNITS = {
     "output_tok_s": "output tok/s of the server",
@@ -99,7 +85,11 @@ def published(ids: Iterable[str] | None = None) -> list[Point]:
 
 
 def _anchor_points(anchor: Anchor) -> list[Point]:
-    shared = {name: getattr(anchor, name) for name in CONDITIONS if name != "concurrency"}
+    shared = {
+        name: getattr(anchor, name)
+        for name, condition in CONDITIONS.items()
+        if condition.published and name != "concurrency"
+    }
     return [
         Point(
             source=f"{anchor.id} · {anchor.cited}",
@@ -121,8 +111,16 @@ def points(summary: Mapping[str, Any], *, source: str, unit: str) -> list[Point]
         value = measured(row, unit)
         if not row["valid"] or value is None:
             continue
-        conditions = {**_conditions(summary, row), "unit": unit}
-        found.append(Point(source, conditions, value, value, value, _resolution(row, unit)))
+        found.append(
+            Point(
+                source,
+                {**_conditions(summary, row), "unit": unit},
+                value,
+                value,
+                value,
+                _resolution(row, unit),
+            )
+        )
     return found
 
 
@@ -142,19 +140,12 @@ def measured(row: Mapping[str, Any], unit: str) -> float | None:
 
 def _conditions(summary: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     deployment = summary["deployment"]
-    acceptance = deployment["acceptance"]
-    if row["synthetic"]:
-        acceptance = "synthetic"
+    acceptance = "synthetic" if row["synthetic"] else deployment["acceptance"]
     return {
-        "gpu": deployment["gpu"],
-        "gpus": deployment["gpus"],
-        "tensor_parallel_size": deployment["tensor_parallel_size"],
+        **summary["conditions"],
         "path": path_taken(deployment["decode_backend"], row),
-        "num_speculative_tokens": deployment["num_speculative_tokens"],
         "acceptance": acceptance,
         "acceptance_length": deployment["synthetic_acceptance_length"] if acceptance == "synthetic" else None,
-        "prompt_tokens": summary["asked"]["prompt_tokens"],
-        "output_tokens": summary["asked"]["output_tokens"],
         "concurrency": row["concurrency"],
     }
 
@@ -178,27 +169,19 @@ def _resolution(row: Mapping[str, Any], unit: str) -> float | None:
     return stats.interval_share(Stat(**stat))
 
 
-def differences(ours: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    """Why two sets of conditions are not equal, one sentence each; empty when they are."""
-    reasons = []
-    for name, label in CONDITIONS.items():
-        mine, theirs = ours.get(name), other.get(name)
-        if mine is None and theirs is None:
-            if name not in OPTIONAL:
-                reasons.append(f"{label} is not known on either side")
-        elif mine is None or theirs is None:
-            side = "here" if mine is None else "there"
-            reasons.append(
-                f"{label} is not known {side} ({theirs if mine is None else mine} on the other side)"
-            )
-        elif mine != theirs:
-            text = (
-                f"{UNITS.get(mine, mine)} here, {UNITS.get(theirs, theirs)} there"
-                if name == "unit"
-                else (f"{mine} here, {theirs} there")
-            )
-            reasons.append(f"{label}: {text}")
-    return tuple(reasons)
+def differences(
+    ours: Mapping[str, Any],
+    other: Mapping[str, Any],
+    *,
+    published: bool = False,
+    varied: frozenset[str] = frozenset(),
+) -> tuple[str, ...]:
+    """Why two numbers cannot be compared, one sentence each; empty when their conditions are equal."""
+    return conditions.differences(ours, other, published=published, varied=varied, told=_told)
+
+
+def _told(name: str, value: Any) -> str:
+    return UNITS.get(value, str(value)) if name == "unit" else str(value)
 
 
 def references(load: Workload, deployment: Deployment) -> dict[str, dict[str, Any]]:
@@ -219,7 +202,7 @@ def references(load: Workload, deployment: Deployment) -> dict[str, dict[str, An
     for point in published(load.anchors):
         concurrency = point.conditions["concurrency"]
         if concurrency in load.concurrency and not differences(
-            {**mine, "concurrency": concurrency}, point.conditions
+            {**mine, "concurrency": concurrency}, point.conditions, published=True
         ):
             found[str(concurrency)] = {"output_tok_s": [point.low, point.high], "label": point.source}
     return found
@@ -243,33 +226,26 @@ def against_published(summary: Mapping[str, Any], ids: Sequence[str] | None = No
         unit, concurrency = other.conditions["unit"], other.conditions["concurrency"]
         for ours in points(summary, source="this run", unit=unit):
             if ours.conditions["concurrency"] == concurrency:
-                out.append(Comparison(ours, other, differences(ours.conditions, other.conditions)))
+                reasons = differences(ours.conditions, other.conditions, published=True)
+                out.append(Comparison(ours, other, reasons))
     return out
 
 
 def against_summary(
-    ours: Mapping[str, Any], other: Mapping[str, Any], *, source: str, unit: str
+    ours: Mapping[str, Any],
+    other: Mapping[str, Any],
+    *,
+    source: str,
+    unit: str,
+    varied: frozenset[str] = frozenset(),
 ) -> list[Comparison]:
-    """Rows of two summaries at the same concurrency."""
-    extra = _method_differences(ours, other)
+    """Rows of two summaries at the same concurrency. ``varied``: conditions that were changed on purpose."""
     theirs = {point.conditions["concurrency"]: point for point in points(other, source=source, unit=unit)}
     out = []
     for mine in points(ours, source="this run", unit=unit):
         if (there := theirs.get(mine.conditions["concurrency"])) is not None:
-            reasons = differences(mine.conditions, there.conditions) + extra
-            out.append(Comparison(mine, there, reasons))
+            out.append(Comparison(mine, there, differences(mine.conditions, there.conditions, varied=varied)))
     return out
-
-
-def _method_differences(ours: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    """Differences of method: how it was measured, not what."""
-    reasons = []
-    for name, label in (("definitions", "metric definitions"), ("driver", "driver"), ("model", "model")):
-        if ours[name] != other[name]:
-            reasons.append(f"{label}: {ours[name]} here, {other[name]} there")
-    if ours["client"]["tool"] != other["client"]["tool"]:
-        reasons.append(f"client: {ours['client']['tool']} here, {other['client']['tool']} there")
-    return tuple(reasons)
 
 
 def combined(*shares: float | None) -> float:

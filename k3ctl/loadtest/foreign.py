@@ -15,7 +15,7 @@ from typing import Any
 
 from k3ctl.deployment import Deployment
 from k3ctl.errors import UsageError
-from k3ctl.loadtest import aiperf, rows, summary
+from k3ctl.loadtest import aiperf, conditions, rows, summary
 from k3ctl.loadtest.rows import Row
 from k3ctl.loadtest.target import Target
 from k3ctl.loadtest.workload import Sessions, Workload, load
@@ -59,6 +59,10 @@ def judged(path: Path, *, preset: str | None = None, deployment: Deployment | No
         "deviations": [],
         "deployment": target.deployment.json(),
         "model": result.model,
+        "conditions": conditions.of_bundle(
+            {"workload": asked.as_dict(), "target": target.as_dict(), "client": result.tool},
+            summary.DEFINITIONS,
+        ),
         "asked": {
             "prompt_tokens": asked.prompt_tokens + (asked.prefix_tokens or 0),
             "output_tokens": asked.output_tokens,

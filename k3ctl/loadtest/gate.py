@@ -32,18 +32,31 @@ class GateVerdict:
 
 
 def gate(
-    base: Mapping[str, Any], new: Mapping[str, Any], *, threshold: float
+    base: Mapping[str, Any], new: Mapping[str, Any], *, threshold: float, varied: frozenset[str] = frozenset()
 ) -> tuple[list[GateVerdict], list[Comparison]]:
-    """Verdicts of every comparable pair, and the pairs that are not comparable."""
+    """Verdicts of every comparable pair, and the pairs that are not comparable.
+
+    ``varied``: conditions that were changed on purpose, and are not asked to be equal.
+    """
     verdicts: list[GateVerdict] = []
     refused: list[Comparison] = []
     for metric in GATED:
-        for pair in compare.against_summary(new, base, source="base", unit=metric):
+        for pair in compare.against_summary(new, base, source="base", unit=metric, varied=varied):
             if pair.reasons:
                 refused.append(pair)
             else:
                 verdicts.append(_verdict(pair, metric, threshold))
     return verdicts, refused
+
+
+def missing(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Rows of ``base`` that have no valid counterpart: what they would have shown is not known."""
+    found = {row["concurrency"] for row in new["rows"] if row["valid"]}
+    return [
+        f"c={row['concurrency']}: no valid row in the new bundle"
+        for row in base["rows"]
+        if row["valid"] and row["concurrency"] not in found
+    ]
 
 
 def _verdict(pair: Comparison, metric: str, threshold: float) -> GateVerdict:

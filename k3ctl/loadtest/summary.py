@@ -14,7 +14,7 @@ from typing import Any
 from k3ctl.deployment import CPU, Deployment
 from k3ctl.errors import UsageError
 from k3ctl.facts import published
-from k3ctl.loadtest import aiperf, guards, rows, sampler, stats, tokens
+from k3ctl.loadtest import aiperf, conditions, guards, rows, sampler, stats, tokens
 from k3ctl.loadtest import events as ev
 from k3ctl.loadtest.rows import Row
 from k3ctl.loadtest.scrape import Sample
@@ -47,6 +47,7 @@ def summarize(raw: Path) -> dict[str, Any]:
         "deviations": list(workload.deviations),
         "deployment": target.deployment.json(),
         "model": target.model,
+        "conditions": conditions.of_bundle(ask, DEFINITIONS),
         "asked": {
             "prompt_tokens": workload.prompt_tokens + (workload.prefix_tokens or 0),
             "output_tokens": workload.output_tokens,

@@ -16,6 +16,7 @@ from k3ctl.deployment import UNKNOWN, Deployment
 from k3ctl.engine import record
 from k3ctl.engine.rundir import Run
 from k3ctl.errors import UsageError
+from k3ctl.loadtest import conditions
 from k3ctl.server import models
 from k3ctl.server.client import Client
 from k3ctl.server.which import base_url
@@ -33,6 +34,8 @@ class Target:
     trust_remote_code: bool = False
     deployment: Deployment = UNKNOWN
     run_dir: str | None = None
+    launch: Mapping[str, Any] | None = None
+    """The server's conditions (``conditions.of_run``); None for a server that k3ctl did not start."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -54,6 +57,7 @@ def from_run(run: Run) -> Target:
         trust_remote_code=bool(config and config.get("trust_remote_code", False)),
         deployment=deployment.of_run(run),
         run_dir=str(run.dir),
+        launch=conditions.of_run(run),
     )
 
 

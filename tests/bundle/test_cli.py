@@ -111,5 +111,25 @@ def test_gate_says_when_nothing_is_comparable(k3ctl: Any, make_bundle: Make) -> 
     assert "GPU: GB300 here, B300 there" in err
 
 
+def test_what_was_changed_on_purpose_is_named_and_told(k3ctl: Any, make_bundle: Make) -> None:
+    from dataclasses import replace
+
+    newer = dict(results.TARGET.launch or {})
+    newer["versions"] = {**newer["versions"], "vllm": "0.34.0"}
+    before = make_bundle(name="a")
+    after = make_bundle(name="b", target=replace(results.TARGET, launch=newer))
+    code, _, err = k3ctl("gate", before, after)
+    assert code == 1
+    assert "versions: `vllm` 0.34.0 here, 0.33.0 there" in err
+    assert "--vary CONDITION" in err
+    code, out, _ = k3ctl("gate", before, after, "--vary", "versions")
+    assert code == 0
+    assert "changed on purpose: versions" in out
+    code, _, err = k3ctl("gate", before, after, "--vary", "version")
+    assert code == 2
+    assert "versions" in err
+    assert k3ctl("gate", before, after, "--vary", "path")[0] == 2
+
+
 def test_a_negative_threshold_is_a_usage_error(k3ctl: Any, make_bundle: Make) -> None:
     assert k3ctl("gate", make_bundle(name="a"), make_bundle(name="b"), "--threshold", "-1")[0] == 2

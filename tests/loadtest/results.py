@@ -29,6 +29,17 @@ TARGET = Target(
         num_speculative_tokens=8,
         acceptance="real",
     ),
+    launch={
+        "model_digest": "moonshotai/Kimi-K3@5f1c",
+        "arguments": {
+            "tensor_parallel_size": 8,
+            "max_num_seqs": 64,
+            "speculative_config": {"method": "dspark"},
+        },
+        "environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"},
+        "versions": {"k3ctl": "0.1.0", "python": "3.12.3", "vllm": "0.33.0", "driver": "590.1"},
+        "machine": "Xeon, 224 CPUs",
+    },
 )
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from k3ctl.deployment import Deployment
 from k3ctl.facts import published
-from k3ctl.loadtest import compare, gate, summary, view, workload
+from k3ctl.loadtest import compare, conditions, gate, summary, view, workload
 from tests.loadtest import results
 
 BLOG = "guidellm-8k1k-blogshape-c1-c4-c16.json"
@@ -116,7 +116,8 @@ def test_related_anchors_are_those_of_the_preset_and_of_the_same_lengths(summari
 def test_every_anchor_has_every_condition_or_says_null() -> None:
     file = yaml.safe_load(Path(published.__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     for anchor in file["servers"]:
-        missing = set(compare.CONDITIONS) - compare.OPTIONAL - {"concurrency"} - set(anchor)
+        stated = {n for n, c in conditions.CONDITIONS.items() if c.published and not c.optional}
+        missing = stated - {"concurrency"} - set(anchor)
         assert not missing, anchor["id"]
         assert anchor["unit"] in compare.UNITS
 
@@ -166,7 +167,10 @@ def test_a_gate_refuses_unequal_deployments(summarize: Any) -> None:
 
 
 def test_an_unknown_deployment_compares_with_nothing(summarize: Any) -> None:
-    unknown = summarize(target=replace(results.TARGET, deployment=Deployment()))
+    unknown = summarize(target=replace(results.TARGET, deployment=Deployment(), launch=None))
     verdicts, refused = gate.gate(unknown, unknown, threshold=0.03)
     assert not verdicts
-    assert "GPU is not known on either side" in refused[0].reasons
+    assert {
+        f"{label} is not known on either side"
+        for label in ("GPU", "model digest", "arguments", "environment", "versions", "machine")
+    } <= set(refused[0].reasons)
