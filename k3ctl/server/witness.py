@@ -205,8 +205,13 @@ def _rank(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
-    """A JSON number (NaN and Infinity are ones to Python); 0 for anything else."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    """A JSON number (NaN and Infinity are ones to Python); 0 for anything else, infinity beyond what a float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _whole(value: Any) -> int:

@@ -80,9 +80,11 @@ def _complete(client: Client, model: str, row: int, tokens: int) -> Mapping[str,
     }
     answer = client.json("/v1/completions", body, timeout_s=REQUEST_TIMEOUT_S)
     usage = answer.get("usage") if isinstance(answer, dict) else None
-    if not isinstance(usage, dict) or not {"prompt_tokens", "completion_tokens"} <= usage.keys():
+    counted = usage if isinstance(usage, dict) else {}
+    prompted, generated = counted.get("prompt_tokens"), counted.get("completion_tokens")
+    if type(prompted) is not int or type(generated) is not int or min(prompted, generated) < 0:
         raise EngineError(f"`{client.url}/v1/completions` answered without a token count")
-    return usage
+    return {"prompt_tokens": prompted, "completion_tokens": generated}
 
 
 def _read(client: Client) -> _Reading:

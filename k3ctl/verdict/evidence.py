@@ -17,6 +17,7 @@ from k3ctl.server.witness import Counts, StepCount, WorkerPage, difference, tota
 SPECIALIZED, STANDARD = "specialized", "standard"
 PATHS = frozenset({SPECIALIZED, STANDARD})
 KINDS = frozenset({"decode", "mixed", "prefill"})
+MODES = frozenset({"full", "piecewise", "eager"})
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,25 @@ def doubts(evidence: DriveEvidence) -> Iterator[str]:
         yield "`/metrics` cannot be read: whether other requests ran meanwhile is not known"
     if any(page.workers < 1 for page in pages):
         yield "the pages do not say how many workers there are: some may be missing"
+    yield from _idle_engines(evidence.phases)
     for phase in evidence.phases:
         alone = [count for key, count in phase.steps().items() if key.kind == "decode"]
         asked = phase.rows / max(1, len({page.engine for page in phase.after}))
         if alone and (mean := sum(c.rows for c in alone) / sum(c.steps for c in alone)) < (1 + asked) / 2:
             yield f"{mean:.1f} requests ran at a time: what happens at batch {phase.rows} was not seen"
+
+
+def _idle_engines(phases: Sequence[Phase]) -> Iterator[str]:
+    """Every data-parallel engine must have decoded in some drive: what one does says nothing of another."""
+    seen = {page.engine for phase in phases for page in phase.after}
+    busy = {
+        page.engine
+        for phase in phases
+        for page in phase.after
+        if any(key.kind == "decode" for key in phase.counts().get(page.rank, {}))
+    }
+    for engine in sorted(seen - busy):
+        yield f"engine {engine} decoded nothing: which path it takes was not seen (raise `--rows`)"
 
 
 @dataclass(frozen=True)
@@ -172,8 +187,8 @@ def _sound(phase: Phase) -> str | None:
         if page.query_len < 1 or page.max_rows < 1:
             return f"rank {page.rank} does not say what it counts (query length {page.query_len})"
         for key, count in page.counts.items():
-            if key.path not in PATHS or key.kind not in KINDS:
-                return f"rank {page.rank} counts steps of an unknown kind: {key.path} {key.kind}"
+            if key.path not in PATHS or key.kind not in KINDS or key.mode not in MODES:
+                return f"rank {page.rank} counts steps of an unknown kind: {key.path} {key.kind} {key.mode}"
             if not _countable(count):
                 return f"rank {page.rank} counts what cannot be: {_told(count)}"
     older = {page.rank: page.counts for page in phase.before}
@@ -186,13 +201,15 @@ def _sound(phase: Phase) -> str | None:
 
 
 def _specialized_are_decodes(phase: Phase) -> str | None:
-    """The specialized path has kernels for decodes only, of at most ``max_rows`` token rows."""
+    """The specialized path is of decodes only, of at most ``max_rows`` token rows; on CUDA, in full graphs."""
     for page in phase.after:
         for key, count in phase.counts().get(page.rank, {}).items():
             if key.path != SPECIALIZED:
                 continue
             if key.kind != "decode" or key.reason:
                 return f"specialized steps that hold prefills ({key.kind} {key.reason}) contradict themselves"
+            if page.platform == "cuda" and key.mode != "full":
+                return f"specialized steps outside of a full CUDA graph ({key.mode}) contradict themselves"
             if count.tokens > min(count.rows * page.query_len, count.steps * page.max_rows):
                 return f"specialized steps with more token rows than they can have: {_told(count)}"
     return None

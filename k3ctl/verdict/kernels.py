@@ -122,6 +122,12 @@ def has(name: str, marks: tuple[str, ...]) -> bool:
     return any(mark in told for mark in marks)
 
 
+def is_class(name: str, classes: tuple[str, ...]) -> bool:
+    """Whether a kernel is of one of ``classes``, and not only of one whose name holds it."""
+    told = _told(name)
+    return any(re.search(rf"{mark}(?![A-Za-z0-9_])", told) for mark in classes if mark in told)
+
+
 @functools.cache
 def _told(name: str) -> str:
     cute = _CUTE_CLASS.search(name)

@@ -19,7 +19,7 @@ from typing import Any
 
 from k3ctl.facts import published as facts
 from k3ctl.facts.k3 import K3
-from k3ctl.verdict.kernels import EXPERTS, KDA, O_PROJECTION, Kernel, classify, has
+from k3ctl.verdict.kernels import EXPERTS, KDA, O_PROJECTION, Kernel, classify, has, is_class
 from k3ctl.verdict.layers import LayerKind, layers
 from k3ctl.verdict.own_path import SENTINELS, OwnReport, own_path
 
@@ -47,9 +47,9 @@ class TraceReport:
 
     steps: whole specialized steps; standard_steps: standard decode steps, at least; consistent: all sentinels belong to
     whole steps, or to one that the window cut at its start or end; bare: sentinels without the rest of their layer;
-    outside: share of the GPU's time that belongs to neither a specialized step nor to what lies between two steps;
-    kernels_per_layer and us_per_layer: over the specialized steps, each from its first kernel to its last; layers: the
-    layers of standard steps.
+    outside: share of the GPU's time, or of its kernels if that is more, that belongs to neither a specialized step nor
+    to what lies between two steps; kernels_per_layer and us_per_layer: over the specialized steps, each from its first
+    kernel to its last; layers: the layers of standard steps.
     """
 
     kernels: int
@@ -223,7 +223,7 @@ def as_data(report: TraceReport) -> Mapping[str, Any]:
 
 
 def _sentinel(name: str) -> str:
-    return "K" if has(name, KDA_SENTINEL) else "M" if has(name, MLA_SENTINELS) else ""
+    return "K" if is_class(name, KDA_SENTINEL) else "M" if is_class(name, MLA_SENTINELS) else ""
 
 
 def _whole_steps(letters: str) -> tuple[int, int, bool]:
@@ -290,11 +290,10 @@ def _outside(
     covered += [(sentinels[0][0], spans[0][0])] if sentinels[0][0] < spans[0][0] else []
     covered += [(spans[-1][1], sentinels[-1][0])] if sentinels[-1][0] > spans[-1][1] else []
     within = {i for start, end in covered for i in range(start, end + 1)}
+    others = [k for i, k in enumerate(kernels) if i not in within and classify(k.name) not in BESIDE]
     total = sum(k.duration_us for k in kernels)
-    beside = sum(
-        k.duration_us for i, k in enumerate(kernels) if i not in within and classify(k.name) not in BESIDE
-    )
-    return beside / total if total > 0 else 1.0
+    time = sum(k.duration_us for k in others) / total if total > 0 else 1.0
+    return max(time, len(others) / len(kernels))
 
 
 def _by_part(kernels: Sequence[Kernel]) -> Mapping[str, tuple[int, float]]:

@@ -73,3 +73,24 @@ def test_the_servers_key_is_taken_from_the_environment(trace: bool, monkeypatch:
     monkeypatch.setattr(check, "take_traces", stop)
     with pytest.raises(Stopped):
         verify.verify(url="http://127.0.0.1:1", trace=trace)
+
+
+@pytest.mark.parametrize("count", [-1, "48", 4.5, True, None], ids=str)
+def test_a_token_count_that_is_none_is_the_servers_error(count: Any) -> None:
+    from k3ctl.errors import EngineError
+    from k3ctl.verdict import drives
+
+    usage = {"prompt_tokens": 8, "completion_tokens": count}
+    client: Any = SimpleNamespace(url="http://h", json=lambda *_, **__: {"usage": usage})
+    with pytest.raises(EngineError, match="without a token count"):
+        drives._complete(client, "m", 0, 48)
+
+
+def test_numbers_beyond_a_float_are_read_and_not_believed() -> None:
+    from k3ctl.server import witness
+
+    row = {"path": "specialized", "kind": "decode", "mode": "full", "reason": "", "rows": 1, "tokens": 1}
+    page = {"rank": float("inf"), "max_rows": 10**400, "steps": [{**row, "steps": 10**400}]}
+    (worker,) = witness.workers_of_table({"schema": witness.TABLE_SCHEMA, "workers": [page]})
+    assert (worker.rank, worker.max_rows) == (0, 0)
+    assert [count.steps for count in worker.counts.values()] == [float("inf")]

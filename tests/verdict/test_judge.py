@@ -161,6 +161,7 @@ FLAWED: dict[str, list[tuple[str, Callable[[Phase], Phase], str]]] = {
         ("more rows than requests", lambda p: counted(p, SPECIALIZED, StepCount(1, 50, 50)), ""),
         ("an unknown path", lambda p: counted(p, StepKey("warp", "decode", "full", ""), StepCount(1, 1, 1)), "unknown"),
         ("an unknown kind", lambda p: counted(p, StepKey("specialized", "x", "full", ""), StepCount(1, 1, 1)), ""),
+        ("an unknown mode", lambda p: moved(p, SPECIALIZED, replace(SPECIALIZED, mode="warp")), "unknown kind"),
         ("no query length", lambda p: everywhere(p, query_len=0), "does not say"),
         ("no time", lambda p: replace(p, seconds=0.0), "no length"),
         ("no time at all", lambda p: replace(p, seconds=math.nan), "no length"),
@@ -169,6 +170,7 @@ FLAWED: dict[str, list[tuple[str, Callable[[Phase], Phase], str]]] = {
         ("prefills", lambda p: moved(p, SPECIALIZED, StepKey("specialized", "prefill", "full", "")), "prefills"),
         ("mixtures", lambda p: moved(p, SPECIALIZED, StepKey("specialized", "mixed", "full", "")), "prefills"),
         ("a reason for being standard", lambda p: moved(p, SPECIALIZED, replace(SPECIALIZED, reason="x")), ""),
+        ("outside of a graph", lambda p: moved(p, SPECIALIZED, replace(SPECIALIZED, mode="eager")), "CUDA graph"),
         ("wider than a verify step", lambda p: counted(p, SPECIALIZED, StepCount(0, 0, 900)), ""),
     ],
     "ranks agree": [
@@ -285,6 +287,10 @@ def test_data_parallel_engines_serve_different_requests() -> None:
     verdict = judge(evidence(both))
     assert verdict.grade is Grade.PROVED
     assert verdict.drives[0].decodes == 2 * 47
+    idle = phase(4, drive(4), other_engine=[])
+    verdict = judge(evidence(idle))
+    assert verdict.grade is Grade.CONSISTENT
+    assert "engine 1 decoded nothing" in verdict.notes[0]
     one = replace(both, before=both.before[:2], after=both.after[:2])
     assert judge(evidence(one)).grade is Grade.UNKNOWN
 

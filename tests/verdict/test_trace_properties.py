@@ -146,6 +146,20 @@ def test_specialized_steps_lost_in_other_work_are_no_proof() -> None:
     assert "of the GPU's time lies outside" in statement([report])
 
 
+def test_kernels_that_take_no_time_are_counted_all_the_same() -> None:
+    unknown = [Kernel(f"mystery_{i % 50}", float(i), 0.0, "7") for i in range(6000)]
+    fast = [Kernel(k.name, k.start_us + 6000, k.duration_us, k.stream) for k in kernels(["specialized"] * 2)]
+    assert verdict([summarize([*unknown, *fast])]) == "unknown"
+
+
+@pytest.mark.parametrize("name", ["KdaSplit_standard", "KdaSplitReference", "notKdaSplit2"])
+def test_a_class_whose_name_only_holds_a_sentinels_is_none(name: str) -> None:
+    shown = [
+        Kernel(k.name.replace("KdaSplit", name), k.start_us, 4.0, "7") for k in kernels(["specialized"] * 3)
+    ]
+    assert verdict([summarize(shown)]) != "proved"
+
+
 def test_a_part_of_a_step_says_nothing() -> None:
     report = summarize(kernels(["specialized"])[300:600])
     assert verdict([report]) == "unknown"
