@@ -76,6 +76,7 @@ class Facts:
         "utoTun",
         "utotun",
         "NVIDIA ",
+        "k3_runtime",
         "Unknown Error",
     )
 
@@ -91,6 +92,7 @@ class Facts:
         self.started: Record | None = None
         self.served: Record | None = None
         self.stopping: Record | None = None
+        self.k3_plugin = False
         self.tuning: Record | None = None
         self.tuned = False
         self.who_of_pid: dict[int, str] = {}
@@ -113,6 +115,7 @@ class Facts:
             ("utoTun", self._tuning),
             ("utotun", self._tuning),
             ("NVIDIA ", self._devices),
+            ("k3_runtime", self._plugin),
         )
 
     def see(self, record: Record) -> None:
@@ -184,6 +187,9 @@ class Facts:
     def _devices(self, text: str, _: Record) -> None:
         self.gpus |= {name.replace(" ", "-") for name in _GPU.findall(text)}
 
+    def _plugin(self, _text: str, _: Record) -> None:
+        self.k3_plugin = True
+
     def number(self, name: str) -> int | None:
         """An argument that is a whole number."""
         value = self.args.get(name)
@@ -238,6 +244,10 @@ CONDITIONS: dict[str, tuple[str, Callable[[Facts, Record], bool | None]]] = {
         lambda facts, _: (
             _v33(facts) and (facts.pynccl_off is not None or facts.version_is("nccl", PYNCCL_NEEDS) is True)
         ),
+    ),
+    "no-k3-plugin": (
+        "the log does not name k3ctl's plugin (k3_runtime), which orders the pipeline's stages without pynccl",
+        lambda facts, _: not facts.k3_plugin,
     ),
     "nccl-old-enough": (
         "the NCCL that is loaded is 2.28.9 or older",

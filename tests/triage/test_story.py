@@ -237,3 +237,11 @@ def test_a_server_that_answers_is_an_all_clear():
         scan_lines([*start(), 'INFO: 127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK'], whole=True).incidents
         == ()
     )
+
+
+def test_k3ctls_own_plugin_orders_the_stages_without_pynccl():
+    backends = "Using ['SYMM_MEM'] all-reduce backends (in dispatch order) for group 'tp:0' out of potential backends: ['PYNCCL']."
+    lines = [*start({"pipeline_parallel_size": 2}, served=True), worker(0, backends, level="INFO")]
+    plugin = core("Loading plugin k3_runtime")
+    assert scan_lines(lines).incidents[0].rule.id == "pynccl-off-pipeline"
+    assert scan_lines([plugin, *lines]).incidents[0].rule.id == "pynccl-off"

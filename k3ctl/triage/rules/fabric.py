@@ -184,8 +184,8 @@ RULES = (
         checked=date(2026, 11, 30),
         expires=date(2027, 3, 31),
         severity="warning",
-        instead=((("pipeline-parallel",), "pynccl-off-pipeline"),),
-        unlike="`pynccl-off-pipeline`: with pipeline parallelism the answers are wrong",
+        instead=((("pipeline-parallel", "no-k3-plugin"), "pynccl-off-pipeline"),),
+        unlike="`pynccl-off-pipeline`: with pipeline parallelism and without k3ctl's plugin the answers are wrong",
     ),
     TriageRule(
         id="pynccl-off-pipeline",

@@ -28,7 +28,7 @@ RULES = (
         ),
         leads_to=("gpu-software-xid", "xid-13", "watchdog-ended"),
         instead=(
-            (("pipeline-parallel", "pynccl-off"), "illegal-access-pynccl"),
+            (("pipeline-parallel", "pynccl-off", "no-k3-plugin"), "illegal-access-pynccl"),
             (("prefix-caching-off", "replayssm-on"), "illegal-access-replayssm"),
             (("prefix-caching-off",), "illegal-access"),
         ),
@@ -41,7 +41,8 @@ RULES = (
         cause="vLLM 0.33.0 needs NCCL 2.29.7; with an older one pynccl is silently off, the stages order the wrong "
         "stream, and "
         "one reads what the other has not written: wrong tokens first, then this",
-        action="load NCCL 2.29.7 or newer (check LD_PRELOAD, VLLM_NCCL_SO_PATH and VLLM_DISABLE_PYNCCL), and treat "
+        action="load NCCL 2.29.7 or newer, or serve with k3ctl's plugin k3_runtime, which carries a fix (check "
+        "LD_PRELOAD, VLLM_NCCL_SO_PATH and VLLM_DISABLE_PYNCCL), and treat "
         "the answers "
         "before the crash as suspect",
         source="vLLM 0.33.0, v1/worker/gpu/pp_utils.py; measured on two H200s, one run each",
