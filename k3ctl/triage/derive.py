@@ -159,6 +159,11 @@ def _nccl(seen: Seen) -> dict[str, str]:
     return {"nccl": seen.facts.nccl or "2.28"}
 
 
+def _within(seen: Seen) -> dict[str, str]:
+    seconds = seen.values.get("seconds")
+    return {"within": f" within {seconds} s" if seconds else ""}
+
+
 def _peer(seen: Seen) -> dict[str, str]:
     peer = seen.values.get("peer")
     return {"peer": f" ({peer})" if peer else ""}
@@ -181,6 +186,7 @@ _MAKERS: dict[str, Callable[[Seen], dict[str, str]]] = {
     "no-kernel-image": _frame,
     "pynccl-off": _groups,
     "nvls-hang-old-nccl": _nccl,
+    "ray-resources": _within,
     "jit-toolchain-old": _defaults(arch="its architecture"),
     "artefacts-unreachable": _defaults(host="FlashInfer's server"),
     "artefacts-missing-served": _defaults(host="FlashInfer's server"),

@@ -115,6 +115,40 @@ KINDS: dict[str, tuple[str, list[str], list[list[str]]]] = {
         ]
         + [[*start(), *raised(0, "ValueError: Unknown CUDA arch (10.3) or GPU not supported")]],
     ),
+    "no compiler": (
+        "jit-toolchain-missing",
+        ["flashinfer-jit-cache", "CUDA_HOME"],
+        [
+            [*start(), *raised(2, line), *FAILED_START]
+            for line in (
+                "RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist",
+                "FileNotFoundError: [Errno 2] No such file or directory: 'ninja'",
+                "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
+                "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",
+            )
+        ],
+    ),
+    "Ray has too few GPUs": (
+        "ray-resources",
+        ["ray status"],
+        [
+            [
+                *start({"distributed_executor_backend": "ray"}),
+                core(
+                    "ValueError: Cannot provide a placement group of placement_group_specs=[{'GPU': 1.0}] within 1800 seconds. See x",
+                    level="ERROR",
+                ),
+                *FAILED_START,
+            ],
+            [
+                *start(),
+                core(
+                    "ValueError: The number of required GPUs exceeds the total number of available GPUs in the cluster.",
+                    level="ERROR",
+                ),
+            ],
+        ],
+    ),
     "a driver older than the toolkit": (
         "driver-too-old",
         ["r580"],

@@ -63,8 +63,6 @@ RULES = (
         patterns=(
             r"World size \((?P<wanted>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)",
             r"Tensor parallel size \((?P<wanted>\d+)\) exceeds available GPUs \((?P<gpus>\d+)\)",
-            r"number of required GPUs exceeds the total number of available GPUs",
-            r"Tensor parallel size may exceed available GPUs",
             r"adjusted local rank (?P<wanted>\d+) is out of bounds",
             r"local_rank \(?(?P<wanted>\d+)\)?.{0,40}?(?:device_count|visible devices|number "
             r"of).{0,20}?(?P<gpus>\d+)",

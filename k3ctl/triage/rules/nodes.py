@@ -84,11 +84,30 @@ RULES = (
             r"client socket has failed to connect to (?:any network address of )?[\[(](?P<host>[^,\]()\s]+)[,\]] "
             r"?:?(?P<port>\d+)",
             r"RendezvousTimeoutError",
-            r"Cannot provide a placement group of",
         ),
         role="symptom",
         slack_s=5.0,
         unlike="`barrier-timeout`: they had met; `head-gone`: they had met, and one left",
+    ),
+    TriageRule(
+        id="ray-resources",
+        title="Ray could not give the GPUs that are asked for{within}",
+        cause="the cluster has fewer free GPUs than tensor × pipeline parallelism, a node has not joined, or an "
+        "older job holds "
+        "them",
+        action="`ray status` and `ray list nodes` name what is missing; start the missing node, end the older job, "
+        "or lower "
+        "tensor_parallel_size",
+        source="vLLM 0.33.0, v1/executor/ray_utils.py",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(
+            r"Cannot provide a placement group of .*? within (?P<seconds>\d+) seconds",
+            r"Tensor parallel size may exceed available GPUs",
+            r"number of required GPUs exceeds the total number of available GPUs",
+        ),
+        unlike="`rendezvous-timeout`: the processes ran and did not meet; `tp-larger-than-node`: one node, without "
+        "Ray",
     ),
     TriageRule(
         id="barrier-timeout",

@@ -63,6 +63,27 @@ RULES = (
         "new and the driver is not",
     ),
     TriageRule(
+        id="jit-toolchain-missing",
+        title="a tool for compiling kernels at run time is missing: {tool}",
+        cause="FlashInfer, Triton and CuTe compile what is not installed as a finished binary, and need it for that",
+        action="use an image with the CUDA 13 toolkit and set CUDA_HOME to it, or install flashinfer-jit-cache and "
+        "flashinfer-cubin of FlashInfer's own version, so that nothing has to be compiled",
+        source="https://docs.flashinfer.ai/installation.html; PyTorch, torch/utils/cpp_extension.py",
+        checked=_CHECKED,
+        expires=_EXPIRES,
+        patterns=(
+            r"(?:Could not|Cannot|could not|cannot|Failed to|Unable to) (?:find|locate) "
+            r"(?P<tool>nvcc|ptxas|ninja|gcc|g\+\+|cc)\b",
+            r"No such file or directory: '(?:[^']+/)?(?P<tool>nvcc|ptxas|ninja|gcc|g\+\+)'",
+            r"(?P<tool>nvcc|ptxas|ninja|gcc|g\+\+): (?:command )?not found",
+            r"(?P<tool>CUDA_HOME) environment variable is not set",
+            r"(?P<tool>Ninja) is required to load C\+\+ extensions",
+            r"Failed to find (?P<tool>C compiler)",
+        ),
+        unlike="`jit-toolchain-old`: it is there and too old; `artefacts-unreachable`: headers or cubins, not the "
+        "compiler",
+    ),
+    TriageRule(
         id="driver-too-old",
         title="the driver is too old for the CUDA of this environment",
         cause="the driver refuses code or a runtime of a newer CUDA; Kimi K3's images need r580 or newer",
