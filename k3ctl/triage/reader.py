@@ -1,7 +1,7 @@
 """Lines of a log that can matter, with their numbers in their file. Memory does not grow with the file.
 
 Left out are only lines that are known to say nothing: requests that were answered, and INFO lines without any text
-that a rule, a detector or a fact looks for. What stands below an error is never left out: it belongs to it.
+that a rule, a detector or a fact looks for. A line of any other level, or of none, is never left out.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16
 _BYTES = "latin-1"
 """One character a byte, whatever the log's encoding: searching text is several times as fast as searching bytes."""
-BELOW_TRACEBACK = 200
-BELOW_ERROR = 12
 
 _ANSWERED = re.compile(r'HTTP/1\.1\\?" [23]')
-_HOT = ("rror", "xception", "ERROR", "Traceback", "atal", "FATAL", "panic")
 
 
 class Reader:
@@ -27,7 +24,6 @@ class Reader:
     def __init__(self, file: BinaryIO, marks: Sequence[str]) -> None:
         self._file = file
         self._marks = _in_raw_lines(marks)
-        self._below = 0
         self._answered = False
         self.lines = 0
         self.size_bytes = 0
@@ -54,11 +50,7 @@ class Reader:
                     continue
                 # the first answer proves that the server was ready
                 self._answered = True
-            if _holds(line, _HOT):
-                self._below = BELOW_TRACEBACK if "Traceback" in line else max(self._below, BELOW_ERROR)
-            elif self._below:
-                self._below -= 1
-            elif " INFO " in line and not _holds(line, self._marks):
+            if " INFO " in line and not _holds(line, self._marks):
                 continue
             self.lines = number
             yield number, line[:MAX_LINE_BYTES].encode(_BYTES).decode(errors="replace")

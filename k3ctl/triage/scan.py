@@ -41,6 +41,12 @@ _NOT_PLAIN = re.compile(r"^(?:\[shutdown\]|\s|\||WorkerProc|Traceback|During|The
 _ALWAYS = (
     "rror",
     "xception",
+    "ERROR",
+    "atal",
+    "ailure",
+    "annot",
+    "nable to",
+    "refused",
     "WARN",
     "FAIL",
     "ailed",

@@ -49,6 +49,14 @@ def test_no_rule_can_take_longer_than_its_line():
             assert patterns.degree(patterns.bounded(text)) <= 1, rule.id
 
 
+def test_what_is_searched_is_the_bounded_pattern():
+    index = scan.rule_index()
+    searched = [entry[3] for _, group in index._groups for _, entries in group for entry in entries]
+    assert len(searched) > 300
+    for pattern in (*searched, *index.withins.values()):
+        assert patterns.degree(pattern.pattern) <= 1, pattern.pattern
+
+
 @pytest.mark.parametrize(
     ("pattern", "degree"),
     [

@@ -245,3 +245,11 @@ def test_k3ctls_own_plugin_orders_the_stages_without_pynccl():
     plugin = core("Loading plugin k3_runtime")
     assert scan_lines(lines).incidents[0].rule.id == "pynccl-off-pipeline"
     assert scan_lines([plugin, *lines]).incidents[0].rule.id == "pynccl-off"
+
+
+def test_what_a_rule_explains_wins_over_an_unknown_error_a_second_earlier():
+    unknown = raised(3, "RuntimeError: my peer said something strange", "08:05:00")
+    assert first([*unknown, *raised(9, OOM, "08:05:01")]) == "gpu-oom"
+    assert first([*unknown, *raised(9, OOM, "08:09:01")]) == "unknown-error", (
+        "minutes later it is another story"
+    )
