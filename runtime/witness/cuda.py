@@ -31,8 +31,8 @@ from runtime.witness.captures import STANDARD, Captures, Content
 logger = logging.getLogger("vllm.k3_witness")
 
 SPECIALIZED = "latency_specialized"
-OWN_SWITCH = "k3_decode"
-"""Key of ``additional_config`` that asks for an executor of our own."""
+OWN_SWITCH, OWN_OFF = "k3_decode", "stock"
+"""Key of ``additional_config`` that asks for an executor of our own, and the value that does not."""
 GRAPH_NOT_SPECIALIZED = "graph-not-specialized"
 _MARK = "_k3_witnessed"
 _MODES = {"FULL": "full", "PIECEWISE": "piecewise", "NONE": "eager"}
@@ -149,6 +149,7 @@ def install(vllm_config: Any) -> StepRecorder:
 
     additional = vllm_config.additional_config if isinstance(vllm_config.additional_config, dict) else {}
     own = additional.get(OWN_SWITCH)
+    own = None if own == OWN_OFF else own
     asked = own or additional.get("decode_backend", "auto")
     unavailable = [] if own else _unavailable(vllm_config)
     page = witness.install(

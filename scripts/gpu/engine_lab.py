@@ -77,8 +77,10 @@ class Lab:
         else:
             if alone:
                 loop.overlaps = lambda launches: [Overlap()] * len(launches)
-            self.decode.choose(loop.SlotChoice.parse(text))
-            loop.overlaps = derived
+            try:
+                self.decode.choose(loop.SlotChoice.parse(text))
+            finally:
+                loop.overlaps = derived
             self.decode.prepare_kv()
         every, self.manager._capture_descs = (
             self.manager._capture_descs,

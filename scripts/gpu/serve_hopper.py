@@ -136,7 +136,7 @@ def main() -> None:
     }
     Path("/tmp/k3-home").mkdir(exist_ok=True)
     told = Transcript(a.out / "serve-hopper.txt", environment)
-    told.run("plan", "-p", str(profile), timeout_s=60)
+    told.run("plan", str(profile), "--hardware", "H200:1", timeout_s=60)
     log = (a.out / "serve.log").open("w")
     serve = [sys.executable, "-m", "k3ctl", "serve", "-p", str(profile)]
     server = subprocess.Popen(
