@@ -23,7 +23,10 @@ LOOP_PERIOD = 64
 LOOP_TIMES = 4
 RIGHT_OF_TEN = 8
 
-_MARKER = re.compile(r"<\|?/?(?:think|thinking|reasoning)\|?>|[◁◂]/?think[▷▸]|<\|(?:begin|end)_of_thought\|>")
+# Kimi K3's markers are three tokens, <|open|> think <|sep|>; other models' stand here because one parser may meet them
+_MARKER = re.compile(
+    r"<\|(?:open|close|sep)\|>|<\|?/?(?:think|thinking|reasoning)\|?>|[◁◂]/?think[▷▸]|<\|(?:begin|end)_of_thought\|>"
+)
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 

@@ -73,7 +73,8 @@ def monitor(
 ) -> CommandResult:
     """Watch a deployment: throughput, latency, decode path, speculation, GPUs, a benchmark, the log.
 
-    Reads /metrics, the witness, NVML and the run directory; changes nothing and sends no request to the model.
+    Reads /metrics, the witness, NVML and the run directory; changes nothing, and sends no request to the model unless
+    you press c (`k3ctl canary`).
     On a terminal it is a screen (? shows the keys); anywhere else it prints one plain line per interval.
     """
     if replay is not None:

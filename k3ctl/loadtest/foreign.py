@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from k3ctl.deployment import Deployment
 from k3ctl.errors import UsageError
 from k3ctl.loadtest import aiperf, conditions, rows, summary
 from k3ctl.loadtest.rows import Row
@@ -39,18 +38,17 @@ class Foreign:
     url: str
 
 
-def judged(path: Path, *, preset: str | None = None, deployment: Deployment | None = None) -> dict[str, Any]:
+def judged(path: Path, *, preset: str | None = None) -> dict[str, Any]:
     """The summary of a foreign result: as of a benchmark, with ``provenance``.
 
-    ``preset``: the workload that it claims to be, instead of the one that the file describes. ``deployment``: what its
-    operator says was served.
+    ``preset``: the workload that it claims to be, instead of the one that the file describes.
 
     Raises:
         UsageError: the file is missing, too large, damaged, or no known result.
     """
     result = read(path)
     asked = result.asked if preset is None else replace(load(preset), concurrency=result.asked.concurrency)
-    target = Target(result.url, result.model, "", deployment=deployment or Deployment())
+    target = Target(result.url, result.model, "")
     judged_rows = [summary.judge_row(row, asked, target, ()) for row in result.found]
     return {
         "schema": summary.SCHEMA,

@@ -1,4 +1,7 @@
-"""GuideLLM's command line for a workload; for ``8k1k`` byte-equal to the published command."""
+"""GuideLLM's command line for a workload; for all of ``8k1k`` byte-equal to the published command.
+
+A benchmark runs it once per concurrency (``clients``), so there each command names one of the published streams.
+"""
 
 from __future__ import annotations
 

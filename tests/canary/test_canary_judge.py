@@ -87,7 +87,19 @@ def test_text_lists_code_tables_and_rules_are_no_flood_and_no_loop() -> None:
         assert faults(Reply(text, "", (), 0, "stop")) == set(), text[:40]
 
 
-@pytest.mark.parametrize("marker", ["<think>", "</think>", "<|think|>", "◁think▷", "◁/think▷"])
+@pytest.mark.parametrize(
+    "marker",
+    [
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        "<|close|>",
+        "<|sep|>",
+        "<think>",
+        "</think>",
+        "<|think|>",
+        "◁/think▷",
+    ],
+)
 def test_a_think_marker_in_the_answer_was_lost_by_the_parser(marker: str) -> None:
     assert Fault.MARKER in faults(answered(f"Let me see. {marker} 7753"))
     assert faults(Reply("7753", f"{marker} so it is", (), 5, "stop")) == set()

@@ -38,6 +38,19 @@ def test_a_signal_stops_the_engine_cleanly(how, code, fake_python, leftovers):
     assert leftovers() == NOTHING
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_canary_is_sent_when_asked_and_a_server_without_answers_goes_on_serving(
+    asked, fake_python, leftovers
+):
+    child, run = serving(*(["--canary"] if asked else []))
+    assert Client(run.url).healthy()
+    child.process.send_signal(signal.SIGTERM)
+    returned, _, err = child.ended()
+    assert returned == 0, err
+    assert ("canary: unknown — 10 of 10 prompts were not answered" in err) == asked
+    assert leftovers() == NOTHING
+
+
 def test_a_second_ctrl_c_during_load_stops_a_stubborn_engine_at_once(fake_python, leftovers, monkeypatch):
     monkeypatch.setenv("FAKE_STUBBORN", "1")
     child, run = serving()

@@ -76,3 +76,8 @@ FAILED_START = [
         "08:05:03",
     ),
 ]
+
+
+def many(ranks: range, exception: str, **how: str) -> list[str]:
+    """The same exception on several ranks."""
+    return [line for rank in ranks for line in raised(rank, exception, **how)]

@@ -20,7 +20,7 @@ k3ctl bench                                             the newest server, under
 
 k3ctl bench smoke                                       the newest server that k3ctl started
 
-k3ctl bench 8k1k --against published                    the published command, beside the published numbers
+k3ctl bench 8k1k --against published                    the published workload, beside the published numbers
 
 k3ctl bench decode --concurrency 1,8 --duration 60      deviations are recorded in the result
 
