@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import json
 import os
 import stat
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,26 +30,6 @@ def read(path: Path, limit_bytes: int) -> bytes:
     return data
 
 
-def unpacked(path: Path, limit_bytes: int) -> bytes:
-    """The same for a file that may be gzipped; ``limit_bytes`` counts what it unpacks to.
-
-    Raises:
-        OSError, ValueError: as ``read``, or it is damaged.
-    """
-    with _opened(path) as file:
-        if file.peek(2)[:2] != b"\x1f\x8b":
-            data = file.read(limit_bytes + 1)
-        else:
-            try:
-                with gzip.GzipFile(fileobj=file) as inner:
-                    data = inner.read(limit_bytes + 1)
-            except (EOFError, zlib.error) as error:
-                raise ValueError(f"it is damaged: {error}") from error
-    if len(data) > limit_bytes:
-        raise ValueError(f"it unpacks to more than {_size(limit_bytes)}")
-    return data
-
-
 def text(path: Path, limit_bytes: int, what: str = "file") -> str:
     """The text of a file. Raises ``UsageError`` that names the file and what is wrong with it."""
     try:
@@ -61,11 +38,6 @@ def text(path: Path, limit_bytes: int, what: str = "file") -> str:
         raise UsageError(f"no {what} `{path}`") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{what} `{path}` cannot be read: {reason(error)}") from error
-
-
-def load_json(path: Path, limit_bytes: int, what: str = "file") -> Any:
-    """The JSON document in a file. Raises ``UsageError`` that names file and place."""
-    return parse_json(text(path, limit_bytes, what), f"{what} `{path}`")
 
 
 def parse_json(document: str | bytes, where: str) -> Any:
@@ -123,16 +95,6 @@ def replace(path: Path, data: bytes, *, exclusive: bool = False) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | how
     with os.fdopen(os.open(path, flags, FILE), "wb") as file:
         file.write(data)
-
-
-@contextlib.contextmanager
-def private() -> Iterator[None]:
-    """Files that are made meanwhile, by child processes too, are this user's alone."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def _opened(path: Path) -> io.BufferedReader:

@@ -7,12 +7,12 @@ for. So such a result never compares as equal with anything whose conditions are
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from k3ctl import files
 from k3ctl.errors import UsageError
 from k3ctl.loadtest import aiperf, conditions, rows, summary
 from k3ctl.loadtest.rows import Row
@@ -84,15 +84,15 @@ def judged(path: Path, *, preset: str | None = None) -> dict[str, Any]:
 def read(path: Path) -> Foreign:
     """Read a result file, or the folder that holds one. Raises ``UsageError``."""
     file = path / aiperf.RESULT if path.is_dir() else path
-    if not file.is_file():
+    if not file.exists():
         raise UsageError(f"`{path}` holds no result", hint=f"expected {EXPECTED}")
-    if file.stat().st_size > MAX_BYTES:
-        raise UsageError(f"`{file}` is larger than {MAX_BYTES >> 20} MiB", hint=f"expected {EXPECTED}")
-    content = file.read_bytes()
     try:
-        data = json.loads(content)
-    except ValueError as error:
-        raise UsageError(f"`{file}` is no JSON: {error}", hint=f"expected {EXPECTED}") from None
+        content = files.read(file, MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"`{file}` cannot be read: {files.reason(error)}", hint=f"expected {EXPECTED}"
+        ) from None
+    data = files.parse_json(content, f"`{file}`")
     if not isinstance(data, Mapping):
         raise UsageError(f"`{file}` is no JSON object", hint=f"expected {EXPECTED}")
     try:

@@ -86,7 +86,10 @@ def test_nothing_unknown_compares_as_equal(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("", "no JSON"),
+        ("", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": NaN}', "not JSON"),
+        ("{", "not JSON"),
         ("[]", "no JSON object"),
         ("{}", "request_count"),
         ('{"benchmarks": []}', "format None"),
