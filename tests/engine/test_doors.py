@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -153,18 +154,23 @@ def test_the_supervisor_is_killed_by_number_only_while_it_belongs_to_the_run(
 ) -> None:
     killed: list[int] = []
     monkeypatch.setattr(procs, "send", lambda pid, _: killed.append(pid))
-    me = procs.stat(os.getpid())
-    assert me is not None
-    launch._kill_supervisor(
-        rundir.Run("x", "p", "h", 1, "u", "m", "t", (), {}, 1.0, supervisor_pid=me.pid, session=7)
-    )
-    launch._kill_supervisor(
-        rundir.Run("x", "p", "h", 1, "u", "m", "t", (), {}, 1.0, supervisor_pid=1, session=1)
-    )
-    assert killed == []
-    own = rundir.Run("x", "p", "h", 1, "u", "m", "t", (), {}, 1.0, supervisor_pid=me.pid, session=me.session)
-    launch._kill_supervisor(own)
-    assert killed == [me.pid]
+    # a session of its own: the tests' may have begun outside this process namespace, where its number reads 0
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as child:
+        try:
+            stranger = child.pid + 1
+            launch._kill_supervisor(supervised(child.pid, session=stranger))
+            launch._kill_supervisor(supervised(child.pid, session=0))
+            launch._kill_supervisor(supervised(1, session=1))
+            assert killed == []
+            launch._kill_supervisor(supervised(child.pid, session=child.pid))
+            assert killed == [child.pid]
+        finally:
+            child.kill()
+
+
+def supervised(pid: int, *, session: int) -> rundir.Run:
+    """A run whose record names ``pid`` as its supervisor."""
+    return rundir.Run("x", "p", "h", 1, "u", "m", "t", (), {}, 1.0, supervisor_pid=pid, session=session)
 
 
 def test_a_run_is_its_users_alone(fake_python, leftovers, state_dir: Path) -> None:
