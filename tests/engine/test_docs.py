@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from engine_helpers import ROOT
 
-PAGE = ROOT / "docs" / "how-to" / "serve.md"
+PAGE = ROOT / "docs" / "reference" / "faults.md"
 FILES = [*ROOT.glob("tests/engine/test_*.py"), *ROOT.glob("tests/runtime/test_*.py")]
 DEFINED = {
     name for file in FILES for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.M)
