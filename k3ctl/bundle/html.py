@@ -68,7 +68,7 @@ def _distributions(events: Sequence[ev.Event]) -> list[str]:
     between: list[Series] = []
     for step in ev.steps(list(events)):
         done = [e for e in step if e["kind"] == "request" and e.get("status") == "completed"]
-        name = f"c={ev.streams(step)}"
+        name = f"c={ev.streams(step)}, n={len(done)}"
         ttft = [e["ttft_ms"] for e in done if e.get("ttft_ms") is not None]
         itl = [
             1000 * e["decode_s"] / (e["out"] - 1)

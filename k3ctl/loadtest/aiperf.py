@@ -192,8 +192,11 @@ def _stat(result: Mapping[str, Any], name: str, factor: float = 1.0, *, fallback
 
     return Stat(
         mean=scaled("avg"),
+        p25=scaled("p25"),
         p50=scaled("p50"),
+        p75=scaled("p75"),
         p90=scaled("p90"),
+        p95=scaled("p95"),
         p99=scaled("p99"),
         std=scaled("std"),
         min=scaled("min"),

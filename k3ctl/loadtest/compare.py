@@ -14,9 +14,8 @@ from typing import Any
 
 from k3ctl.deployment import Deployment
 from k3ctl.facts.published import Anchor, anchors
-from k3ctl.loadtest import conditions, stats
+from k3ctl.loadtest import conditions, percentiles, stats
 from k3ctl.loadtest.conditions import CONDITIONS
-from k3ctl.loadtest.rows import Stat
 from k3ctl.loadtest.workload import Workload
 
 UNITS = {
@@ -166,7 +165,7 @@ def _resolution(row: Mapping[str, Any], unit: str) -> float | None:
         share = row["resolution_share"]
         return None if share is None else float(share)
     stat = row["ttft_ms"] if unit == "ttft_ms" else row["itl_ms"]
-    return stats.interval_share(Stat(**stat))
+    return stats.interval_share(percentiles.stat_of(stat))
 
 
 def differences(

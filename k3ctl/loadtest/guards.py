@@ -114,9 +114,8 @@ def statistics(e: GuardEvidence) -> Iterable[GuardFinding]:
 
 
 def _impossible(stat: Stat) -> str | None:
-    values = [
-        v for v in (stat.mean, stat.p50, stat.p90, stat.p99, stat.std, stat.min, stat.max) if v is not None
-    ]
+    quantiles = (stat.p25, stat.p50, stat.p75, stat.p90, stat.p95, stat.p99)
+    values = [v for v in (stat.mean, *quantiles, stat.std, stat.min, stat.max) if v is not None]
     if any(not math.isfinite(value) for value in values):
         return "not a finite number"
     if any(value < 0 for value in values):
@@ -133,7 +132,7 @@ def _impossible(stat: Stat) -> str | None:
         slack = 1e-6 * max(abs(stat.mean), 1.0)
         if not stat.min - slack <= stat.mean <= stat.max + slack:
             return f"mean {stat.mean:g} outside {stat.min:g}..{stat.max:g}"
-    ordered = [v for v in (stat.p50, stat.p90, stat.p99) if v is not None]
+    ordered = [v for v in quantiles if v is not None]
     return None if ordered == sorted(ordered) else "percentiles do not ascend"
 
 

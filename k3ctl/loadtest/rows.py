@@ -18,11 +18,17 @@ from k3ctl.loadtest import events as ev
 
 @dataclass(frozen=True)
 class Stat:
-    """A distribution. Every number may be None: not measured, or no request that has it."""
+    """A distribution. Every number may be None: not measured, or no request that has it.
+
+    The percentiles are the client's, however few the requests; ``percentiles`` decides which may be printed.
+    """
 
     mean: float | None = None
+    p25: float | None = None
     p50: float | None = None
+    p75: float | None = None
     p90: float | None = None
+    p95: float | None = None
     p99: float | None = None
     std: float | None = None
     min: float | None = None
@@ -113,8 +119,11 @@ def _stat(metrics: Mapping[str, Any], name: str) -> Stat:
     percentiles = found.get("percentiles") or {}
     return Stat(
         mean=found.get("mean"),
+        p25=percentiles.get("p25"),
         p50=percentiles.get("p50", found.get("median")),
+        p75=percentiles.get("p75"),
         p90=percentiles.get("p90"),
+        p95=percentiles.get("p95"),
         p99=percentiles.get("p99"),
         std=found.get("std_dev"),
         min=found.get("min"),
@@ -184,8 +193,11 @@ def describe(values: Sequence[float]) -> Stat:
     ordered = sorted(values)
     return Stat(
         mean=statistics.fmean(ordered),
+        p25=percentile(ordered, 0.25),
         p50=percentile(ordered, 0.50),
+        p75=percentile(ordered, 0.75),
         p90=percentile(ordered, 0.90),
+        p95=percentile(ordered, 0.95),
         p99=percentile(ordered, 0.99),
         std=statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
         min=ordered[0],

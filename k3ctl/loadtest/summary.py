@@ -14,7 +14,7 @@ from typing import Any
 from k3ctl.deployment import CPU, Deployment
 from k3ctl.errors import UsageError
 from k3ctl.facts import published
-from k3ctl.loadtest import aiperf, conditions, guards, rows, sampler, stats, tokens
+from k3ctl.loadtest import aiperf, conditions, guards, percentiles, rows, sampler, stats, tokens
 from k3ctl.loadtest import events as ev
 from k3ctl.loadtest.rows import Row
 from k3ctl.loadtest.scrape import Sample
@@ -23,7 +23,7 @@ from k3ctl.loadtest.window import ServerWindow, server_window
 from k3ctl.loadtest.workload import Workload
 
 SCHEMA = "k3ctl.bench/1"
-DEFINITIONS = 1
+DEFINITIONS = 2
 """Version of the metric definitions in docs/reference/bench.md."""
 
 
@@ -122,14 +122,14 @@ def judge_row(
         "total_tok_s_per_gpu": _per(row.total_tok_s, target.deployment),
         "decode_tok_s": None if not row.itl_ms.mean else row.concurrency * 1000.0 / row.itl_ms.mean,
         "user_tok_s": stats.per_second(row.itl_ms.mean),
-        "interactivity_p90_tok_s": stats.per_second(row.itl_ms.p90),
-        "latency_s": asdict(row.latency_s),
-        "ttft_ms": asdict(row.ttft_ms),
-        "ttfot_ms": asdict(row.ttfot_ms),
-        "itl_ms": asdict(row.itl_ms),
-        "prompt_tokens": asdict(row.prompt_tokens),
-        "output_tokens": asdict(row.output_tokens),
-        "tokens_per_chunk": asdict(row.tokens_per_chunk),
+        "interactivity_p90_tok_s": stats.per_second(percentiles.point(row.itl_ms, "p90")),
+        "latency_s": percentiles.told(row.latency_s),
+        "ttft_ms": percentiles.told(row.ttft_ms),
+        "ttfot_ms": percentiles.told(row.ttfot_ms),
+        "itl_ms": percentiles.told(row.itl_ms),
+        "prompt_tokens": percentiles.told(row.prompt_tokens),
+        "output_tokens": percentiles.told(row.output_tokens),
+        "tokens_per_chunk": percentiles.told(row.tokens_per_chunk),
         "little_ratio": None if workload.sessions else stats.little_ratio(row),  # agents pause
         "step_share": stats.step_share(row.completed),
         "interval_share": stats.interval_share(row.latency_s),

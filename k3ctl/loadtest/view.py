@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from k3ctl.loadtest import compare
+from k3ctl.loadtest import compare, percentiles
 from k3ctl.loadtest.compare import Comparison
 from k3ctl.loadtest.guards import BURST_INVALID
 
@@ -79,7 +79,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
         "specialized": f"{path['specialized']}/{path['decode_and_mixed']}" if path else "–",
         "verdict": "valid" if row["valid"] else "INVALID",
         "TTFT ms": number(row["ttft_ms"]["mean"], 1),
-        "p90 TTFT": number(row["ttft_ms"]["p90"], 1),
+        "p90 TTFT": percentiles.cell(row["ttft_ms"], "p90", 1),
         **_per_token(row),
     }
 
@@ -89,9 +89,9 @@ def _per_token(row: Mapping[str, Any]) -> dict[str, str]:
     if not disbelieved(row):
         return {
             "ITL ms": number(row["itl_ms"]["mean"], 2),
-            "p90 ITL": number(row["itl_ms"]["p90"], 2),
+            "p90 ITL": percentiles.cell(row["itl_ms"], "p90", 2),
             "tok/s/user": number(row["user_tok_s"], 1),
-            "P90 intvty": number(row["interactivity_p90_tok_s"], 1),
+            "P90 intvty": percentiles.inverse_cell(row["itl_ms"], "p90", 1000.0, 1),
         }
     took = (row["server"] or {}).get("tpot_ms")
     marked = {"ITL ms": took, "tok/s/user": 1000 / took if took else None}
