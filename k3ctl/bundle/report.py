@@ -13,7 +13,7 @@ from k3ctl.deployment import CPU
 from k3ctl.loadtest import compare, view
 from k3ctl.loadtest import events as ev
 
-ALL = (*view.THROUGHPUT[:-1], *view.LATENCY[1:], "verdict")
+ALL = (*view.THROUGHPUT[:-1], *view.LATENCY[1:], *view.ENERGY[1:], "verdict")
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ UNITS = {
     "total_tok_s_per_gpu": "input + output tok/s per GPU",
     "itl_ms": "mean ITL in ms",
     "itl_p50_ms": "median ITL in ms",
+    "joules_per_output_token": "joules per output token, all GPUs",
 }
-LOWER_IS_BETTER = frozenset({"itl_ms", "itl_p50_ms", "ttft_ms"})
+LOWER_IS_BETTER = frozenset({"itl_ms", "itl_p50_ms", "ttft_ms", "joules_per_output_token"})
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,9 @@ def measured(row: Mapping[str, Any], unit: str) -> float | None:
         "itl_ms": row["itl_ms"]["mean"],
         "itl_p50_ms": row["itl_ms"]["p50"],
         "ttft_ms": row["ttft_ms"]["mean"],
+        "joules_per_output_token": row["energy"]["joules_per_output_token"]
+        if row["energy"]["valid"]
+        else None,
     }
     value = values[unit]
     return None if value is None else float(value)
@@ -164,6 +168,8 @@ def _resolution(row: Mapping[str, Any], unit: str) -> float | None:
     if unit in ("output_tok_s", "total_tok_s_per_gpu"):
         share = row["resolution_share"]
         return None if share is None else float(share)
+    if unit == "joules_per_output_token":
+        return combined(row["resolution_share"], row["energy"]["edge_share"])
     stat = row["ttft_ms"] if unit == "ttft_ms" else row["itl_ms"]
     return stats.interval_share(percentiles.stat_of(stat))
 

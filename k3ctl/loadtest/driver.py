@@ -21,6 +21,7 @@ from k3ctl.loadtest import child, clients, compare, live, scrape, summary, targe
 from k3ctl.loadtest.child import Child
 from k3ctl.loadtest.clients import ClientRun
 from k3ctl.loadtest.live import LiveState
+from k3ctl.loadtest.power import PowerSampler
 from k3ctl.loadtest.sampler import Sampler
 from k3ctl.loadtest.scrape import Sample
 from k3ctl.loadtest.target import Target
@@ -138,7 +139,7 @@ def _drive(
     follower = _Follower(LiveState(steps=len(load.concurrency), duration_s=load.duration_s), on_line)
     statuses: list[int | None] = []
     stalled: list[str] = []
-    with _quiet(to), Sampler(client, raw, on_sample=follower.sample):
+    with _quiet(to), Sampler(client, raw, on_sample=follower.sample), PowerSampler(to, raw):
         for one in runs:
             tail = one.tail(raw)
             _mark(raw, one)

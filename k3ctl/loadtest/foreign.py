@@ -15,6 +15,7 @@ from typing import Any
 from k3ctl import files
 from k3ctl.errors import UsageError
 from k3ctl.loadtest import aiperf, conditions, rows, summary
+from k3ctl.loadtest.judged import judge_row
 from k3ctl.loadtest.rows import Row
 from k3ctl.loadtest.target import Target
 from k3ctl.loadtest.workload import Sessions, Workload, load
@@ -49,7 +50,7 @@ def judged(path: Path, *, preset: str | None = None) -> dict[str, Any]:
     result = read(path)
     asked = result.asked if preset is None else replace(load(preset), concurrency=result.asked.concurrency)
     target = Target(result.url, result.model, "")
-    judged_rows = [summary.judge_row(row, asked, target, ()) for row in result.found]
+    judged_rows = [judge_row(row, asked, target) for row in result.found]
     return {
         "schema": summary.SCHEMA,
         "definitions": summary.DEFINITIONS,

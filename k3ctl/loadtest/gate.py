@@ -14,7 +14,7 @@ from typing import Any
 from k3ctl.loadtest import compare
 from k3ctl.loadtest.compare import Comparison
 
-GATED = ("output_tok_s", "itl_ms", "ttft_ms")
+GATED = ("output_tok_s", "itl_ms", "ttft_ms", "joules_per_output_token")
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,20 @@ def gate(
 
 
 def missing(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Rows of ``base`` that have no valid counterpart: what they would have shown is not known."""
-    found = {row["concurrency"] for row in new["rows"] if row["valid"]}
-    return [
-        f"c={row['concurrency']}: no valid row in the new bundle"
-        for row in base["rows"]
-        if row["valid"] and row["concurrency"] not in found
-    ]
+    """What ``base`` has and ``new`` has not, rows and single figures: what they would have shown is not known."""
+    found = {row["concurrency"]: row for row in new["rows"] if row["valid"]}
+    lines = []
+    for row in base["rows"]:
+        there = found.get(row["concurrency"])
+        if row["valid"] and there is None:
+            lines.append(f"c={row['concurrency']}: no valid row in the new bundle")
+        elif row["valid"] and there is not None:
+            lines += [
+                f"c={row['concurrency']}: no {metric} in the new bundle"
+                for metric in GATED
+                if compare.measured(row, metric) is not None and compare.measured(there, metric) is None
+            ]
+    return lines
 
 
 def _verdict(pair: Comparison, metric: str, threshold: float) -> GateVerdict:

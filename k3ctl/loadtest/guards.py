@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from k3ctl.deployment import Deployment
 from k3ctl.loadtest import stats
+from k3ctl.loadtest.energy import NOT_READ, Energy
 from k3ctl.loadtest.rows import Row, Stat
 from k3ctl.loadtest.window import ServerWindow
 from k3ctl.loadtest.workload import Workload
@@ -62,6 +63,7 @@ class GuardEvidence:
     """Reference acceptance length for the deployment's number of speculative tokens."""
     token_mismatch: str | None = None
     """How the client's tokenizer differs from the server's, when it does."""
+    energy: Energy = NOT_READ
 
 
 def judge(evidence: GuardEvidence) -> tuple[GuardFinding, ...]:
@@ -343,6 +345,12 @@ def partial(e: GuardEvidence) -> Iterable[GuardFinding]:
         )
 
 
+def energy(e: GuardEvidence) -> Iterable[GuardFinding]:
+    """Power was read, and the joules may not be quoted. Where it was not read there is nothing to say."""
+    if e.energy.window_s and e.energy.reasons:
+        yield GuardFinding("energy", NOTE, f"no joules per token: {'; '.join(e.energy.reasons)}")
+
+
 GUARDS: tuple[Callable[[GuardEvidence], Iterable[GuardFinding]], ...] = (
     errors,
     statistics,
@@ -363,4 +371,5 @@ GUARDS: tuple[Callable[[GuardEvidence], Iterable[GuardFinding]], ...] = (
     request_count,
     interval,
     reasoning_only,
+    energy,
 )

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from k3ctl.deployment import CPU, Deployment
 from k3ctl.errors import UsageError
-from k3ctl.facts import published
-from k3ctl.loadtest import aiperf, conditions, guards, percentiles, rows, sampler, stats, tokens
+from k3ctl.loadtest import aiperf, conditions, power, rows, sampler, tokens
 from k3ctl.loadtest import events as ev
+from k3ctl.loadtest.judged import Watched, judge_row
 from k3ctl.loadtest.rows import Row
-from k3ctl.loadtest.scrape import Sample
 from k3ctl.loadtest.target import Target
-from k3ctl.loadtest.window import ServerWindow, server_window
 from k3ctl.loadtest.workload import Workload
 
 SCHEMA = "k3ctl.bench/1"
@@ -37,9 +33,8 @@ def summarize(raw: Path) -> dict[str, Any]:
     workload, target = Workload.from_dict(ask["workload"]), Target.from_dict(ask["target"])
     events = ev.read(raw / "events.jsonl")
     found = client_rows(raw, ask["runs"], events)
-    samples = sampler.read(raw)
-    mismatch = tokens.mismatch(raw, events)
-    judged = [judge_row(row, workload, target, samples, mismatch) for row in found]
+    watched = Watched(sampler.read(raw), tokens.mismatch(raw, events), power.read(raw))
+    rows_ = [judge_row(row, workload, target, watched) for row in found]
     return {
         "schema": SCHEMA,
         "definitions": DEFINITIONS,
@@ -60,14 +55,14 @@ def summarize(raw: Path) -> dict[str, Any]:
         "ended_at": outcome["ended_at"],
         "partial": any(row.partial for row in found) or bool(outcome["interrupted"]),
         "server_answers": bool(outcome["server_answers"]),
-        "synthetic": any(row["synthetic"] for row in judged),
-        "valid": bool(judged)
-        and all(row["valid"] for row in judged)
-        and len(judged) == len(workload.concurrency)
+        "synthetic": any(row["synthetic"] for row in rows_),
+        "valid": bool(rows_)
+        and all(row["valid"] for row in rows_)
+        and len(rows_) == len(workload.concurrency)
         and bool(outcome["server_answers"]),
         "stalled": list(outcome.get("stalled") or ()),
-        "missing_steps": [c for c in workload.concurrency if c not in [row["concurrency"] for row in judged]],
-        "rows": judged,
+        "missing_steps": [c for c in workload.concurrency if c not in [row["concurrency"] for row in rows_]],
+        "rows": rows_,
     }
 
 
@@ -98,90 +93,8 @@ def _logged(raw: Path, run: Mapping[str, Any], events: Sequence[ev.Event], index
     return list(events[starts[index] : end])
 
 
-def judge_row(
-    row: Row, workload: Workload, target: Target, samples: Sequence[Sample], mismatch: str | None = None
-) -> dict[str, Any]:
-    """One row of the summary: the client's figures, the server's, the derived ones and every guard's word."""
-    window = server_window(samples, row.measure_start, row.measure_end)
-    evidence = guards.GuardEvidence(row, workload, target.deployment, window, golden_al(target), mismatch)
-    findings = guards.judge(evidence)
-    resolution = stats.resolution_share(row)
-    return {
-        "concurrency": row.concurrency,
-        "window_s": row.window_s,
-        "requests": {
-            "completed": row.completed,
-            "errored": row.errored,
-            "incomplete": row.incomplete,
-            "completed_whole_run": row.completed_whole_run,
-        },
-        "output_tok_s": row.output_tok_s,
-        "total_tok_s": row.total_tok_s,
-        "request_s": row.request_s,
-        "output_tok_s_per_gpu": _per(row.output_tok_s, target.deployment),
-        "total_tok_s_per_gpu": _per(row.total_tok_s, target.deployment),
-        "decode_tok_s": None if not row.itl_ms.mean else row.concurrency * 1000.0 / row.itl_ms.mean,
-        "user_tok_s": stats.per_second(row.itl_ms.mean),
-        "interactivity_p90_tok_s": stats.per_second(percentiles.point(row.itl_ms, "p90")),
-        "latency_s": percentiles.told(row.latency_s),
-        "ttft_ms": percentiles.told(row.ttft_ms),
-        "ttfot_ms": percentiles.told(row.ttfot_ms),
-        "itl_ms": percentiles.told(row.itl_ms),
-        "prompt_tokens": percentiles.told(row.prompt_tokens),
-        "output_tokens": percentiles.told(row.output_tokens),
-        "tokens_per_chunk": percentiles.told(row.tokens_per_chunk),
-        "little_ratio": None if workload.sessions else stats.little_ratio(row),  # agents pause
-        "step_share": stats.step_share(row.completed),
-        "interval_share": stats.interval_share(row.latency_s),
-        "resolution_share": resolution,
-        "server": _server(window),
-        "synthetic": guards.synthetic(evidence) is not None,
-        "valid": guards.valid(findings),
-        "findings": [asdict(finding) for finding in findings],
-        "client_warnings": list(row.client_warnings),
-    }
-
-
-def golden_al(target: Target) -> float | None:
-    """Reference acceptance length for the deployment's K; None for other models and without drafts."""
-    k = target.deployment.num_speculative_tokens
-    return published.acceptance().length(k) if k and "kimi-k3" in target.model.lower() else None
-
-
-def _server(window: ServerWindow | None) -> dict[str, Any] | None:
-    if window is None:
-        return None
-    path = window.path
-    return {
-        "seconds": window.seconds,
-        "output_tok_s": window.output_tok_s,
-        "acceptance_length": window.acceptance_length,
-        "acceptance_per_position": list(window.acceptance_per_position),
-        "draft_length": window.draft_length,
-        "prefix_hit_share": window.prefix_hit_share,
-        "preemptions": window.preemptions,
-        "tpot_ms": window.tpot_ms,
-        "path": None
-        if path is None
-        else {
-            "specialized": path.specialized,
-            "decode_and_mixed": path.decode_and_mixed,
-            "share": path.share,
-            "decode_share": path.decode_share,
-            "reasons": dict(path.reasons),
-        },
-    }
-
-
 def _live(events: Sequence[ev.Event]) -> bool:
     return bool(events) and not any(event["kind"] == "seam_missing" for event in events)
-
-
-def _per(value: float | None, deployment: Deployment) -> float | None:
-    """Share of one GPU; None on a CPU or when the number of GPUs is not known."""
-    if value is None or not deployment.gpus or deployment.gpu == CPU:
-        return None
-    return value / deployment.gpus
 
 
 def _json(path: Path) -> Any:

@@ -11,6 +11,9 @@ from k3ctl.loadtest.guards import BURST_INVALID
 
 THROUGHPUT = ("c", "tok/s", "±", "tok/s/GPU", "done", "err", "Little", "AL", "specialized", "verdict")
 LATENCY = ("c", "TTFT ms", "p90 TTFT", "ITL ms", "p90 ITL", "tok/s/user", "P90 intvty")
+ENERGY = ("c", "J/out tok", "J/tok", "J/query", "W", "W/GPU")
+TABLES = (THROUGHPUT, LATENCY, ENERGY)
+"""A table of ``ENERGY`` without any figure is left out."""
 TEXT_COLUMNS = frozenset({"verdict"})
 
 
@@ -31,6 +34,12 @@ def table(summary: Mapping[str, Any], columns: Sequence[str]) -> tuple[list[str]
     rows = [_cells(row) for row in summary["rows"]]
     kept = [name for name in columns if any(row[name] != "–" for row in rows)]
     return kept, [[row[name] for name in kept] for row in rows]
+
+
+def tables(summary: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """The tables of a summary as (title, columns, rows): a title for the first alone, none without figures."""
+    made = zip((title(summary), "", ""), (table(summary, columns) for columns in TABLES), strict=True)
+    return [(head, names, cells) for head, (names, cells) in made if head or len(names) > 1]
 
 
 def findings(summary: Mapping[str, Any]) -> list[str]:
@@ -81,6 +90,20 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
         "TTFT ms": number(row["ttft_ms"]["mean"], 1),
         "p90 TTFT": percentiles.cell(row["ttft_ms"], "p90", 1),
         **_per_token(row),
+        **_energy(row["energy"]),
+    }
+
+
+def _energy(energy: Mapping[str, Any]) -> dict[str, str]:
+    """Joules and watts of the server's GPUs; dashes where they are not valid."""
+    shown = energy if energy["valid"] else {}
+    watts, gpus = shown.get("watts"), shown.get("gpus")
+    return {
+        "J/out tok": number(shown.get("joules_per_output_token"), 3),
+        "J/tok": number(shown.get("joules_per_total_token"), 3),
+        "J/query": number(shown.get("joules_per_query"), 1),
+        "W": number(watts, 0),
+        "W/GPU": number(watts / gpus if watts is not None and gpus else None, 0),
     }
 
 

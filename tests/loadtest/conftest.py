@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from k3ctl.loadtest import rows, summary, workload
+from k3ctl.loadtest import rows, workload
+from k3ctl.loadtest.judged import judge_row
 from tests.loadtest import byte_tokenizer, mock_server
 from tests.loadtest.results import FIXTURES, K3_TARGET
 
@@ -26,7 +27,7 @@ def judged(fixture_json: Any) -> Any:
 
     def judge(name: str) -> list[dict[str, Any]]:
         load = workload.load("8k1k")
-        return [summary.judge_row(row, load, K3_TARGET, []) for row in rows.from_guidellm(fixture_json(name))]
+        return [judge_row(row, load, K3_TARGET) for row in rows.from_guidellm(fixture_json(name))]
 
     return judge
 

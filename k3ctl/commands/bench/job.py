@@ -97,8 +97,8 @@ class Job:
         summary = result.summary
         lines = parts.comparison(summary, self.other)
         tables = [
-            Table(*view.table(summary, columns), title, frozenset(columns) - view.TEXT_COLUMNS)
-            for columns, title in ((view.THROUGHPUT, view.title(summary)), (view.LATENCY, ""))
+            Table(names, cells, title, frozenset(names) - view.TEXT_COLUMNS)
+            for title, names, cells in view.tables(summary)
         ]
         text = [*view.findings(summary), *lines, f"bundle: {directory}"]
         data = {**summary, "bundle": str(directory), "validity": manifest["validity"], "comparison": lines}

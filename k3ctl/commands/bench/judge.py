@@ -39,8 +39,8 @@ def _blocks(summary: Mapping[str, Any], lines: Sequence[str]) -> list[Block]:
     from k3ctl.loadtest import view
 
     tables: list[Block] = [
-        Table(*view.table(summary, columns), title, frozenset(columns) - view.TEXT_COLUMNS)
-        for columns, title in ((view.THROUGHPUT, view.title(summary)), (view.LATENCY, ""))
+        Table(names, cells, title, frozenset(names) - view.TEXT_COLUMNS)
+        for title, names, cells in view.tables(summary)
     ]
     where = summary["provenance"]
     file = f"file: {where['file']} ({summary['client']['tool']}, sha256 {where['sha256'][:12]}…)"
