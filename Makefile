@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 SHARED := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-gpu setup-kernels demo test test-slow mutants test-gpu bench check check-kernels lint types imports unit fix clean
+.PHONY: help setup setup-dev setup-gpu setup-kernels demo test test-slow mutants test-gpu bench bench-layer check check-kernels lint types imports unit fix clean
 
 help: ## list every target
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,9 @@ test-gpu: ## kernel tests on a GPU host, e.g. make test-gpu OP=attn_res
 
 bench: ## kernel benchmark on a GPU host, e.g. make bench OP=attn_res
 	@$(PYTHON) -m runtime.kernels.$(OP).bench $(ARGS)
+
+bench-layer: ## layers of the served model on a GPU host, stock against ours: µs, kernels, floor, picture
+	@$(PYTHON) scripts/gpu/bench_layer.py $(or $(OUT),bench-layer) $(ARGS)
 
 lint: setup-dev ## ruff: rules and format
 	@$(BIN)/ruff check .
