@@ -43,7 +43,7 @@ mutants: setup-kernels ## break the code on purpose, one edit at a time, and see
 check: setup-dev lint types imports check-kernels test ## what CI runs
 
 check-kernels: setup-kernels ## compile every kernel for sm_90a, sm_100a, sm_103a and audit its machine code
-	@K3_REQUIRE_COMPILERS=1 $(VENV)-kernels/bin/python -m pytest -n logical --maxprocesses 8 -m compilers runtime/kernels $(ARGS)
+	@K3_REQUIRE_COMPILERS=1 $(VENV)-kernels/bin/python -m pytest -n logical --maxprocesses 8 -m compilers runtime/kernels runtime/model/providers $(ARGS)
 
 test-gpu: ## kernel tests on a GPU host, e.g. make test-gpu OP=attn_res
 	@K3_REQUIRE_GPU=1 $(PYTHON) -m pytest -o addopts=--strict-markers -m gpu runtime/kernels/$(OP) $(ARGS)

@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("triton", reason="no Triton here: `make check-kernels`")
 
 pytestmark = pytest.mark.compilers
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXPERTS, TOP_K, HIDDEN, LATENT, WIDTH, SHARED, TOKENS = 6, 2, 256, 128, 64, 64, 5
 SCALING, NORM_EPS, BETA, LINEAR_BETA = 2.5, 0.1, 4.0, 25.0
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -26,7 +26,7 @@ PADDING = torch.tensor([False, False, True, False, False])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_block_is_the_formula_on_one_rank_and_over_a_group(ranks):
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "runtime.kernels.test_moe_block", str(ranks)]
+    command = [sys.executable, "-m", "runtime.model.providers.test_moe_block", str(ranks)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
 
