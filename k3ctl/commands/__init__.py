@@ -7,6 +7,7 @@ VERBS = (
     "serve",
     "verify",
     "canary",
+    "validate",
     "bench",
     "monitor",
     "triage",

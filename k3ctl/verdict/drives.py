@@ -24,7 +24,9 @@ PROMPT_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class _Reading:
+class Reading:
+    """Witness pages and the server's own counters at one moment; None where there are no metrics."""
+
     pages: tuple[WorkerPage, ...]
     generated: float | None
     prompted: float | None
@@ -37,21 +39,21 @@ def drive(client: Client, model: str, rows: int, tokens: int) -> Phase:
     Raises:
         EngineError: the server stopped answering, or answered an error.
     """
-    before = _read(client)
+    before = read(client)
     started = time.monotonic()
     with ThreadPoolExecutor(rows) as pool:
         usages = list(pool.map(lambda row: _complete(client, model, row, tokens), range(rows)))
     seconds = time.monotonic() - started
     generated = sum(u["completion_tokens"] for u in usages)
     prompted = sum(u["prompt_tokens"] for u in usages)
-    after = _settled(client, before, generated)
+    after = settled(client, before, generated)
     return Phase(
         rows=rows,
         generated=generated,
         prompted=prompted,
         seconds=seconds,
-        served_generated=_difference(before.generated, after.generated),
-        served_prompted=_difference(before.prompted, after.prompted),
+        served_generated=difference(before.generated, after.generated),
+        served_prompted=difference(before.prompted, after.prompted),
         busy_before=before.busy,
         before=before.pages,
         after=after.pages,
@@ -61,11 +63,11 @@ def drive(client: Client, model: str, rows: int, tokens: int) -> Phase:
 def warm_up(client: Client, model: str) -> None:
     """One token, so that first-use costs stay out of the drive, and so that a dead engine shows before it."""
     client.canary(model, timeout_s=REQUEST_TIMEOUT_S)
-    reading = _read(client)
+    reading = read(client)
     deadline = time.monotonic() + SETTLE_S
     while reading.busy and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        reading = _read(client)
+        reading = read(client)
 
 
 def _complete(client: Client, model: str, row: int, tokens: int) -> Mapping[str, int]:
@@ -87,16 +89,17 @@ def _complete(client: Client, model: str, row: int, tokens: int) -> Mapping[str,
     return {"prompt_tokens": prompted, "completion_tokens": generated}
 
 
-def _read(client: Client) -> _Reading:
+def read(client: Client) -> Reading:
+    """One reading. Raises Unreachable."""
     pages = witness.pages(client)
     try:
         load = client.load()
     except BadAnswer:
-        return _Reading(pages, None, None, False)
-    return _Reading(pages, load.generated_tokens, load.prompt_tokens, load.running + load.waiting > 0)
+        return Reading(pages, None, None, False)
+    return Reading(pages, load.generated_tokens, load.prompt_tokens, load.running + load.waiting > 0)
 
 
-def _settled(client: Client, before: _Reading, generated: int) -> _Reading:
+def settled(client: Client, before: Reading, generated: int) -> Reading:
     """The first reading in which the server has counted what it sent us (or the last one before the deadline).
 
     Pages that are read from disk come a moment later: they are settled when two readings agree.
@@ -104,8 +107,8 @@ def _settled(client: Client, before: _Reading, generated: int) -> _Reading:
     deadline = time.monotonic() + SETTLE_S
     reading = before
     while True:
-        earlier, reading = reading, _read(client)
-        counted = _difference(before.generated, reading.generated)
+        earlier, reading = reading, read(client)
+        counted = difference(before.generated, reading.generated)
         if (counted is None or counted >= generated) and not reading.busy and _same(earlier, reading):
             return reading
         if time.monotonic() > deadline:
@@ -113,9 +116,10 @@ def _settled(client: Client, before: _Reading, generated: int) -> _Reading:
         time.sleep(PAGE_PERIOD_S)
 
 
-def _same(earlier: _Reading, later: _Reading) -> bool:
+def _same(earlier: Reading, later: Reading) -> bool:
     return [page.counts for page in earlier.pages] == [page.counts for page in later.pages]
 
 
-def _difference(before: float | None, after: float | None) -> float | None:
+def difference(before: float | None, after: float | None) -> float | None:
+    """What a counter counted; None where it was not read."""
     return None if before is None or after is None else after - before

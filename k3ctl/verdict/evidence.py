@@ -92,7 +92,7 @@ def flaw(evidence: DriveEvidence) -> Flaw | None:
         for phase in evidence.phases:
             if (text := rule.broken(phase)) is not None:
                 return Flaw(rule.name, text, rule.remedy)
-    return _one_deployment(evidence) or _asked(evidence)
+    return _one_deployment(evidence) or asked(evidence)
 
 
 def doubts(evidence: DriveEvidence) -> Iterator[str]:
@@ -280,7 +280,7 @@ def _one_deployment(evidence: DriveEvidence) -> Flaw | None:
     return None
 
 
-def _asked(evidence: DriveEvidence) -> Flaw | None:
+def asked(evidence: DriveEvidence) -> Flaw | None:
     """Specialized steps of a deployment that did not ask for them, or was refused, were not counted by us."""
     if not any(key.path == SPECIALIZED for phase in evidence.phases for key in phase.steps()):
         return None

@@ -1,0 +1,131 @@
+"""One validation of one server: the request, the run, what is told of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from k3ctl import output
+from k3ctl.engine import rundir
+from k3ctl.errors import ExitCode, UsageError
+from k3ctl.output import CommandResult, Lines, Table
+from k3ctl.server import which
+from k3ctl.server.client import Client
+from k3ctl.validate import coverage, facts, runner, state
+from k3ctl.validate.record import Check, Result
+from k3ctl.validate.session import Session
+from k3ctl.validate.state import Plan, State
+
+SCHEMA = "k3ctl.validate/1"
+MAX_ANSWER_BYTES = 256 << 20
+"""Prompt log probabilities of a long context are long."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What was asked."""
+
+    tiers: tuple[str, ...]
+    checks: tuple[Check, ...]
+    options: Mapping[str, Any]
+    out: Path | None = None
+    resume: bool = False
+
+    def run(
+        self, url: str | None, run: str | None, model: str | None, environ: Mapping[str, str]
+    ) -> CommandResult:
+        """Run every check against the server that is meant.
+
+        Raises:
+            UsageError: the output directory does not fit.
+            EngineError: the server is gone, or went.
+        """
+        server = which.ready(which.one(url, run))
+        client = Client(server.url, api_key=which.api_key(environ), max_bytes=MAX_ANSWER_BYTES)
+        quiet = rundir.quiet(server.run.dir) if server.run is not None else contextlib.nullcontext()
+        try:
+            with quiet:
+                known = facts.gather(client, server.run, model)
+                kept = self._state(known)
+                output.note(
+                    f"validate {', '.join(self.tiers)} on {known.model} at {server.url} ({known.told})"
+                )
+                output.note(f"{len(self.checks)} checks, results in {kept.directory}")
+                session = Session(client, known, self.options)
+                runner.run(session, self.checks, kept, output.note, known.key)
+        finally:
+            client.close()
+        return told(kept)
+
+    def _state(self, known: facts.Facts) -> State:
+        now = time.time()
+        plan = Plan(
+            self.tiers,
+            tuple(check.name for check in self.checks),
+            self.options,
+            {},
+            {known.key: known.json()},
+            now,
+        )
+        if self.resume and self.out is not None:
+            return state.resume(self.out, plan)
+        return state.begin(self.out or new_dir(self.tiers, now), plan)
+
+
+def new_dir(tiers: Sequence[str], now: float) -> Path:
+    """A fresh name under the state root: ``validations/20261130-101500-canary``."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    base = rundir.state_root() / "validations"
+    names = (f"{stamp}-{'-'.join(tiers)}{suffix}" for suffix in ("", *(f"-{n}" for n in range(2, 100))))
+    return next(base / name for name in names if not (base / name).exists())
+
+
+def options(given: Sequence[str]) -> dict[str, str]:
+    """``KEY=VALUE`` pairs. Raises UsageError."""
+    found: dict[str, str] = {}
+    for pair in given:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise UsageError(f"`--option {pair}` is no KEY=VALUE")
+        found[name] = value
+    return found
+
+
+def listing(checks: Sequence[Check]) -> CommandResult:
+    """The checks as a table."""
+    rows = [[check.name, check.shows, f"{check.seconds:.0f}"] for check in checks]
+    data = [{"name": c.name, "tier": c.tier, "shows": c.shows, "estimate_s": c.seconds} for c in checks]
+    table = Table(("check", "a pass shows", "s, CPU demo"), rows, right=frozenset({"s, CPU demo"}))
+    return CommandResult("k3ctl.validate-list/1", {"checks": data}, [table])
+
+
+def told(kept: State) -> CommandResult:
+    """The results for people and scripts, with the exit code."""
+    found = coverage.of(kept.results)
+    rows = [_row(result) for result in kept.results]
+    lines = [found.statement, *found.holes, f"results: {kept.directory}"]
+    return CommandResult(
+        SCHEMA,
+        {
+            "directory": str(kept.directory),
+            **found.json(),
+            "servers": dict(kept.plan.servers),
+            "results": [result.json() for result in kept.results],
+        },
+        [Table(("check", "outcome", "path", "finding"), rows), Lines(lines)],
+        ExitCode.OK if found.good else ExitCode.FAILED,
+    )
+
+
+def _row(result: Result) -> list[str]:
+    seen = result.interval or {}
+    path = (
+        f"{seen['on_path']:.0f}/{seen['decode_steps']:.0f} {seen['claimed']}"
+        if seen.get("decode_steps")
+        else "–"
+    )
+    return [result.check, result.outcome, path, result.statement]
