@@ -46,7 +46,7 @@ check-kernels: setup-kernels ## compile every kernel for sm_90a, sm_100a, sm_103
 	@K3_REQUIRE_COMPILERS=1 $(VENV)-kernels/bin/python -m pytest -n logical --maxprocesses 8 -m compilers runtime/kernels runtime/model/providers $(ARGS)
 
 test-gpu: ## kernel tests on a GPU host, e.g. make test-gpu OP=attn_res
-	@K3_REQUIRE_GPU=1 $(PYTHON) -m pytest -o addopts=--strict-markers -m gpu runtime/kernels/$(OP) $(ARGS)
+	@K3_REQUIRE_GPU=1 $(PYTHON) -m pytest -o addopts=--strict-markers -m gpu $(if $(OP),runtime/kernels/$(OP),runtime/kernels runtime/model/providers) $(ARGS)
 
 bench: ## kernel benchmark on a GPU host, e.g. make bench OP=attn_res
 	@$(PYTHON) -m runtime.kernels.$(OP).bench $(ARGS)
