@@ -1,8 +1,7 @@
-"""The reference page of ``k3ctl doctor``, written from the rules: ``python -m k3ctl.checks.reference``."""
+"""The reference page of ``k3ctl doctor``, written from the rules; ``scripts/write_reference.py`` writes it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 from k3ctl.checks import RULES
@@ -28,8 +27,6 @@ AREAS = {
 
 HEAD = f"""\
 # k3ctl doctor: reference
-
-<!-- written by `python -m k3ctl.checks.reference`; a test compares this page with the code -->
 
 Says what a machine or a group of machines can run, and why not. It changes nothing.
 
@@ -126,7 +123,3 @@ def _short(url: str) -> str:
     if parts[0] == "github.com" and len(parts) == 5 and parts[3] in ("issues", "pull"):
         return f"{parts[1]}/{parts[2]}#{parts[4]}"
     return parts[0]
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

@@ -201,7 +201,7 @@ def _validate(data: Any, origin: str) -> PresetFile:
 
     if not isinstance(data, dict):
         raise UsageError(
-            f"{origin}: a preset is a mapping of keys", hint="start from `k3ctl bench --show smoke`"
+            f"{origin}: a preset is a mapping of keys", hint="docs/how-to/bench.md shows one to start from"
         )
     try:
         return PresetFile.model_validate(data)

@@ -1,8 +1,6 @@
-"""The reference page of the rules: ``python -m k3ctl.triage.reference > docs/reference/triage.md``."""
+"""The reference page of ``k3ctl triage``, written from the rules; ``scripts/write_reference.py`` writes it."""
 
 from __future__ import annotations
-
-import sys
 
 from k3ctl.triage.facts import CONDITIONS
 from k3ctl.triage.rules import TriageRule, all_rules
@@ -10,8 +8,7 @@ from k3ctl.triage.rules import TriageRule, all_rules
 _HEAD = """\
 # Triage rules
 
-`k3ctl triage LOG…` names the first cause in an engine's log and the one next action. This page is generated
-from the rules (`python -m k3ctl.triage.reference`); a test fails when it is out of date.
+`k3ctl triage LOG…` names the first cause in an engine's log and the one next action.
 
 * A log is read as it is, whatever carried it: srun, mpirun, torchrun, Ray, kubectl, CRI, docker, compose, journald. A
   launcher's rank is kept where the line names none. Kernel logs are logs too: give them together with the engine's.
@@ -31,7 +28,7 @@ from the rules (`python -m k3ctl.triage.reference`); a test fails when it is out
 """
 
 
-def markdown() -> str:
+def page() -> str:
     """The whole page."""
     rules = all_rules()
     rows = [f"| [`{rule.id}`](#{rule.id}) | {rule.severity} | {_cell(rule.title)} |" for rule in rules]
@@ -105,7 +102,3 @@ def _section(rule: TriageRule) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(markdown())

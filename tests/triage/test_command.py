@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 from k3ctl import cli
-from k3ctl.triage import reference
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-DOCS = Path(__file__).parents[2] / "docs" / "reference" / "triage.md"
 
 
 def test_an_error_is_told_with_its_next_action_and_exit_code_1(capsys):
@@ -41,8 +39,3 @@ def test_without_a_run_and_a_log_the_command_says_what_to_give(capsys, tmp_path,
     monkeypatch.setenv("K3CTL_STATE_DIR", str(tmp_path))
     assert cli.main(["triage"]) == 2
     assert "k3ctl triage LOG" in capsys.readouterr().err
-
-
-def test_the_reference_page_is_what_the_rules_say():
-    text = DOCS.read_text()
-    assert text == reference.markdown(), "run `python -m k3ctl.triage.reference > docs/reference/triage.md`"

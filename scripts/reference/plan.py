@@ -1,24 +1,15 @@
-"""Write the reference pages of profiles and plan rules: ``python scripts/write_plan_reference.py``.
-
-A test fails when the pages differ from what the code says.
-"""
+"""The reference pages of profiles and plan rules."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from k3ctl.planning.rules import ALL, Effect
+from k3ctl.profiles.loader import load_all
+from k3ctl.profiles.schema import OWNED, Profile
 
-from k3ctl.planning.rules import ALL, Effect  # noqa: E402
-from k3ctl.profiles.loader import load_all  # noqa: E402
-from k3ctl.profiles.schema import OWNED, Profile  # noqa: E402
-
-GENERATED = "<!-- written by scripts/write_plan_reference.py; do not edit -->"
-RULES_HEAD = f"""{GENERATED}
+RULES_HEAD = """\
 # Plan rules
 
 `k3ctl plan` evaluates every rule below and reports all that fire, each with the nearest accepted alternative.
@@ -30,7 +21,7 @@ The conditions that vLLM itself checks are compared with vLLM 0.33.0 over a tabl
 `k3ctl plan PROFILE --check-with-vllm` does the same for one of yours. All others were found by reading vLLM's
 code or in reports, and have not been tried on GPUs by us.
 """
-PROFILES_HEAD = f"""{GENERATED}
+PROFILES_HEAD = """\
 # Profiles
 
 A profile is a YAML file: one deployment of one model on one kind of hardware, for one goal. `k3ctl profiles list`
@@ -128,16 +119,3 @@ def _owned() -> Iterator[str]:
 def schema() -> str:
     """``profile.schema.json``."""
     return json.dumps(Profile.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
-
-
-PAGES = {"plan-rules.md": rules_page, "profiles.md": profiles_page, "profile.schema.json": schema}
-
-
-def main() -> None:
-    """Write all pages."""
-    for name, page in PAGES.items():
-        (ROOT / "docs" / "reference" / name).write_text(page(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
