@@ -30,8 +30,14 @@ REASONS: Mapping[str, str] = {
     "query-length-not-planned": "unplanned query length",
     "rows-over-limit": "over the row limit",
     "graph-not-specialized": "graph holds standard kernels",
+    "slots-stock": "stock kernels in every slot",
 }
 """Reason code → what a person reads."""
+
+
+SPECIALIZED, STANDARD = "specialized", "standard"
+STOCK_SLOTS = frozenset({"none", "stock"})
+"""What an executor says of its slots when all of them run the engine's kernels."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,16 @@ class StepKey:
     mode: str
     reason: str
     slots: str = ""
+
+    @property
+    def ran(self) -> str:
+        """The path that counts: a specialized step in which every slot runs stock kernels is a standard one."""
+        return STANDARD if self.slots in STOCK_SLOTS else self.path
+
+    @property
+    def why(self) -> str:
+        """Reason code of a step that was standard in this sense; empty for a specialized one."""
+        return self.reason or ("slots-stock" if self.slots in STOCK_SLOTS else "")
 
 
 @dataclass(frozen=True)
@@ -180,7 +196,7 @@ def engagement(counts: Counts) -> float | None:
     steps = decode_steps(counts)
     if steps <= 0:
         return None
-    specialized = {key: count for key, count in counts.items() if key.path == "specialized"}
+    specialized = {key: count for key, count in counts.items() if key.ran == SPECIALIZED}
     return decode_steps(specialized) / steps
 
 
@@ -188,9 +204,14 @@ def by_reason(counts: Counts) -> tuple[tuple[str, float], ...]:
     """Standard decode and mixed steps by reason code, most first."""
     steps: dict[str, float] = {}
     for key, count in counts.items():
-        if key.path != "specialized" and key.kind in {"decode", "mixed"}:
-            steps[key.reason] = steps.get(key.reason, 0.0) + count.steps
+        if key.ran != SPECIALIZED and key.kind in {"decode", "mixed"}:
+            steps[key.why] = steps.get(key.why, 0.0) + count.steps
     return tuple(sorted(steps.items(), key=lambda item: (-item[1], item[0])))
+
+
+def own_slots(counts: Counts) -> tuple[str, ...]:
+    """The parts of a layer that ran an executor's own kernels in these steps; none without such an executor."""
+    return tuple(sorted({key.slots for key in counts if key.slots and key.ran == SPECIALIZED}))
 
 
 def _key(labels: Mapping[str, Any]) -> StepKey:

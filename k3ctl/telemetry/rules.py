@@ -291,6 +291,7 @@ def _path_action(reason: str) -> str:
         "prefill-in-batch": "arrivals mix prefills into decode steps: fewer arrivals, or prefill elsewhere",
         "refused": "`k3ctl plan` lists every reason for the refusal",
         "backend-off": "start with `decode_backend: latency_specialized`",
+        "slots-stock": "the executor runs stock kernels in every slot: name slots of its own in `k3_slots`",
     }.get(reason, "`k3ctl verify` names the cause")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from k3ctl.server.witness import REASONS, by_reason, decode_steps
+from k3ctl.server.witness import REASONS, by_reason, decode_steps, own_slots
 from k3ctl.telemetry import gpus
 from k3ctl.telemetry.histogram import Quantile
 from k3ctl.telemetry.measures import Latency
@@ -148,6 +148,7 @@ def _path_lines(path: PathView) -> list[str]:
         f"specialized ({path.basis}), {percent(path.engagement_total)} of "
         f"{count(decode_steps(path.total))} since start"
     ]
+    rows += [f"  our kernels: {slots}" for slots in own_slots(path.counts)]
     rows += [
         f"  standard: {REASONS.get(code, code)} ({count(n)} steps)" for code, n in by_reason(path.counts)
     ]
@@ -234,6 +235,7 @@ def _path_json(path: PathView) -> dict[str, Any]:
         "basis": path.basis or None,
         "engagement": path.engagement,
         "engagement_since_start": path.engagement_total,
+        "own_slots": list(own_slots(path.counts)),
         "decode_backend": path.backend or None,
         "known_build": path.known_build,
         "steps": [{**key.__dict__, **steps.__dict__} for key, steps in path.counts.items()],

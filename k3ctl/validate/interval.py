@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from k3ctl.server.witness import StepCount, StepKey
+from k3ctl.server.witness import SPECIALIZED, STANDARD, StepCount, StepKey
 from k3ctl.verdict import evidence
-from k3ctl.verdict.evidence import SPECIALIZED, STANDARD, Phase
-from k3ctl.verdict.judge import NO_SLOTS, PROVED_SHARE
+from k3ctl.verdict.evidence import Phase
+from k3ctl.verdict.judge import PROVED_SHARE
 
 
 class Standing(StrEnum):
@@ -80,7 +80,7 @@ def read(seen: Seen) -> Interval:
     counts = phase.steps()
     decodes = {key: count for key, count in counts.items() if key.kind == "decode"}
     steps = sum(count.steps for count in decodes.values())
-    on_path = sum(count.steps for key, count in decodes.items() if path_of(key) == path)
+    on_path = sum(count.steps for key, count in decodes.items() if key.ran == path)
     reason = flaw(seen, path)
     if reason is not None:
         standing = Standing.UNKNOWN
@@ -107,11 +107,6 @@ def read(seen: Seen) -> Interval:
             {"rank": page.rank, "pid": page.pid, "started_at": page.started_at} for page in phase.after
         ),
     )
-
-
-def path_of(key: StepKey) -> str:
-    """The path of a step; a specialized one in which every slot runs stock kernels is a standard one."""
-    return STANDARD if key.slots in NO_SLOTS else key.path
 
 
 def flaw(seen: Seen, path: str) -> str | None:
@@ -187,8 +182,8 @@ def _rows(counts: Any, kinds: set[str]) -> float:
 def _off_path(decodes: Mapping[StepKey, StepCount], path: str, off: float, steps: float) -> str:
     reasons: dict[str, float] = {}
     for key, count in decodes.items():
-        if path_of(key) != path:
-            name = key.reason or (f"slots {key.slots}" if key.slots else path_of(key))
+        if key.ran != path:
+            name = key.reason or (f"slots {key.slots}" if key.slots else key.ran)
             reasons[name] = reasons.get(name, 0.0) + count.steps
     why = ", ".join(f"{name} ({n:.0f})" for name, n in sorted(reasons.items(), key=lambda item: -item[1]))
     return f"{off:.0f} of {steps:.0f} decode steps were not {path}: {why}"

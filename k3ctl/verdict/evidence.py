@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from k3ctl.server.witness import Counts, StepCount, WorkerPage, difference, total
+from k3ctl.server.witness import SPECIALIZED, STANDARD, Counts, StepCount, WorkerPage, difference, total
 
-SPECIALIZED, STANDARD = "specialized", "standard"
 PATHS = frozenset({SPECIALIZED, STANDARD})
 KINDS = frozenset({"decode", "mixed", "prefill"})
 MODES = frozenset({"full", "piecewise", "eager"})

@@ -13,8 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from k3ctl.server.witness import Counts, StepCount, StepKey, WorkerPage
-from k3ctl.verdict.evidence import SPECIALIZED, STANDARD, DriveEvidence, Phase, doubts, flaw, foreign
+from k3ctl.server.witness import (
+    SPECIALIZED,
+    STANDARD,
+    STOCK_SLOTS,
+    Counts,
+    StepCount,
+    WorkerPage,
+    own_slots,
+)
+from k3ctl.verdict.evidence import DriveEvidence, Phase, doubts, flaw, foreign
 
 PROVED_SHARE = 0.95
 """Share of a drive's decode steps that must be specialized."""
@@ -22,8 +30,6 @@ STEP_TIME_TOLERANCE = 0.25
 """How far a measured batch-1 step may lie above the published one and still agree with it."""
 MIN_TIMED_TOKENS = 16
 """Below this the prompt's time hides that of a step."""
-NO_SLOTS = frozenset({"none", "stock"})
-"""What an executor calls a specialized step in which every slot runs stock kernels: a standard one."""
 
 
 class Grade(StrEnum):
@@ -126,7 +132,7 @@ def _drive(phase: Phase) -> Drive:
     counts = phase.steps()
     mixed = _steps(counts, STANDARD, "mixed")
     standard = _steps(counts, STANDARD, "decode") + max(0.0, mixed - phase.rows)
-    stock = sum(count.steps for key, count in counts.items() if key.slots in NO_SLOTS)
+    stock = sum(count.steps for key, count in counts.items() if key.slots in STOCK_SLOTS)
     specialized = _steps(counts, SPECIALIZED, "decode") - stock
     decodes = specialized + stock + standard
     step_ms = 1000 * phase.seconds / decodes if decodes and phase.rows == 1 else None
@@ -176,12 +182,8 @@ def _remedy(reason: str, pages: Sequence[WorkerPage]) -> str:
 
 def _engaged(drives: Sequence[Drive]) -> str:
     steps = "; ".join(drive.told for drive in drives)
-    slots = sorted({key.slots for drive in drives for key in drive.steps if _own(key)})
+    slots = sorted({slots for drive in drives for slots in own_slots(drive.steps)})
     return f"{steps} took the specialized path" + (f" (own kernels: {' / '.join(slots)})" if slots else "")
-
-
-def _own(key: StepKey) -> bool:
-    return key.path == SPECIALIZED and bool(key.slots) and key.slots not in NO_SLOTS
 
 
 def _without_counters(evidence: DriveEvidence, drives: Sequence[Drive]) -> Verdict:

@@ -7,7 +7,7 @@ from textual.containers import Horizontal
 from textual.content import Content
 
 from k3ctl.facts.k3 import SPECIALIZED_ROWS
-from k3ctl.server.witness import REASONS, by_reason, decode_steps
+from k3ctl.server.witness import REASONS, SPECIALIZED, by_reason, decode_steps, own_slots
 from k3ctl.telemetry.text import UNKNOWN, count, number, percent
 from k3ctl.telemetry.view import Load, PathView, View
 from k3ctl.tui.screens.base import MonitorScreen
@@ -67,8 +67,9 @@ def _reason_lines(path: PathView, width: int) -> list[Content | str]:
         return [Content.styled("no decode step counted yet", "$secondary")]
     name_width = 26 if width >= 60 else 23
     bar_width = max(8, width - name_width - 19)
-    fast = sum(steps.steps for key, steps in path.counts.items() if key.path == "specialized")
+    fast = sum(steps.steps for key, steps in path.counts.items() if key.ran == SPECIALIZED)
     lines = [_share_line("specialized", fast, total, name_width, bar_width, "$success")]
+    lines += [f"  our kernels: {slots}" for slots in own_slots(path.counts)]
     for code, steps in by_reason(path.counts):
         lines.append(_share_line(REASONS.get(code, code), steps, total, name_width, bar_width, "$warning"))
     return lines
