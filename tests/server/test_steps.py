@@ -68,6 +68,6 @@ def test_a_snapshot_names_the_slots_that_are_ours() -> None:
     path = PathView("last 60 s", counts=counts, total=counts, engagement=witness.engagement(counts))
     view = View(0.0, Deployment(), path=path)
     text = "\n".join(snapshot.lines(view))
-    assert "50% of 20 decode steps specialized" in text
+    assert "50.0 % of 20 decode steps specialized" in text
     assert "our kernels: mix,attend\n" in text and "standard: stock kernels in every slot (10 steps)" in text
     assert snapshot.to_json(view)["path"]["own_slots"] == ["mix,attend"]
