@@ -31,6 +31,10 @@ k3ctl bench smoke --url http://10.0.0.5:8000 --tokenizer moonshotai/Kimi-K3
 k3ctl bench judge guidellm.json aiperf-folder/          results of other clients under the same guards
 
 k3ctl bench judge guidellm.json --preset 8k1k --against published
+
+k3ctl bench mlperf --concurrency 1,4,16,32,64,128,256   what MLPerf's rules say of this server and curve
+
+k3ctl bench mlperf r1/ r4/ r16/ r32/ r64/ r128/ r256/ --out points
 """
 Tool = Literal["guidellm", "aiperf"]
 
@@ -40,11 +44,12 @@ def bench(
         str,
         typer.Argument(
             help="A preset's name, or a preset file; default: those of the profile that is served. "
-            "`judge` judges result files of other clients."
+            "`judge` judges result files of other clients, `mlperf` an MLPerf Endpoints curve."
         ),
     ] = "",
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Results to judge (after `judge`).")
+        list[Path] | None,
+        typer.Argument(metavar="[FILE]...", help="Results (after `judge`), run folders (after `mlperf`)."),
     ] = None,
     *,
     list_presets: Annotated[bool, typer.Option("--list", help="List the presets and stop.")] = False,
@@ -73,6 +78,9 @@ def bench(
         str, typer.Option("--api-key-env", help="Environment variable that holds the server's API key.")
     ] = "VLLM_API_KEY",
     tui: Annotated[bool, typer.Option("--tui", help="The live screen instead of lines.")] = False,
+    dataset: Annotated[
+        Path | None, typer.Option("--dataset", help="Data set whose digest is checked (with mlperf).")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Result directory (must not exist).")] = None,
 ) -> CommandResult:
     """Load a server with a named workload, judge the numbers, keep the evidence as a bundle."""
@@ -86,8 +94,14 @@ def bench(
         from k3ctl.commands.bench.judge import judge
 
         return judge(files or [], as_preset, parts.baseline(against))
-    if files or as_preset:
-        raise UsageError("files and --preset go with `judge`", hint="`k3ctl bench judge FILE`")
+    if preset == "mlperf":
+        from k3ctl.commands.bench.mlperf import Asked, mlperf
+
+        return mlperf(Asked(files or [], run, url, model, parts.numbers(concurrency), dataset, out))
+    if files or as_preset or dataset:
+        raise UsageError(
+            "files, --preset and --dataset go with `judge` or `mlperf`", hint="`k3ctl bench judge FILE`"
+        )
 
     def load(name: str) -> workload.Workload:
         return workload.override(
