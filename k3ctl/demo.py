@@ -11,7 +11,7 @@ from typing import Any
 
 from k3ctl.engine import launch
 from k3ctl.engine.stages import Stage
-from k3ctl.loadtest import driver, target, view, workload
+from k3ctl.loadtest import belief, driver, target, workload
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve
 from k3ctl.verdict import check
@@ -87,24 +87,15 @@ def steps_counted(verdict: Verdict) -> Mapping[str, float]:
 def _row(row: Mapping[str, Any], grade: Grade) -> list[str]:
     path = (row.get("server") or {}).get("path") or {}
     counted = f"{path.get('specialized', 0):.0f}/{path.get('decode_and_mixed', 0):.0f}"
+    doubts = belief.refusing(row, belief.STEPS)
     return [
         str(row["concurrency"]),
-        _number((row.get("ttft_ms") or {}).get("p50")),
-        _itl(row),
-        _number(row.get("output_tok_s")),
+        # means, because the guards judge those
+        belief.shown(row, belief.TTFT, (row.get("ttft_ms") or {}).get("mean")),
+        belief.shown(row, belief.ITL, (row.get("itl_ms") or {}).get("mean")),
+        belief.shown(row, belief.OUTPUT, row.get("output_tok_s")),
         str(row["requests"]["completed"]),
         str(row["requests"]["errored"]),
-        counted,
+        f"– ({', '.join(doubts)})" if doubts else counted if path else "–",
         grade.value,
     ]
-
-
-def _itl(row: Mapping[str, Any]) -> str:
-    """The client's median, or the server's own mean where a guard disbelieves the client: it read in bursts."""
-    if not view.disbelieved(row):
-        return _number((row.get("itl_ms") or {}).get("p50"))
-    return f"{_number((row.get('server') or {}).get('tpot_ms'))} (server's)"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"

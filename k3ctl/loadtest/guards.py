@@ -49,6 +49,8 @@ class GuardFinding:
     guard: str
     level: str
     text: str
+    raised: str = ""
+    """Level before the preset's waiver; empty where none applied."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def _waive(finding: GuardFinding, workload: Workload) -> GuardFinding:
     reason = workload.waive.get(finding.guard)
     if reason is None or finding.level == NOTE:
         return finding
-    return replace(finding, level=NOTE, text=f"{finding.text}; waived by the preset: {reason}")
+    text = f"{finding.text}; waived by the preset: {reason}"
+    return replace(finding, level=NOTE, text=text, raised=finding.level)
 
 
 def errors(e: GuardEvidence) -> Iterable[GuardFinding]:
@@ -92,7 +95,7 @@ def errors(e: GuardEvidence) -> Iterable[GuardFinding]:
         yield GuardFinding("errors", INVALID, f"no request finished ({e.row.errored} of {total} failed)")
     elif e.row.errored:
         yield GuardFinding("errors", INVALID, f"{e.row.errored} of {total} requests failed")
-    elif e.row.output_tok_s <= 0:
+    elif not 0 < e.row.output_tok_s < math.inf:
         yield GuardFinding(
             "errors", INVALID, f"{e.row.completed} requests finished, and no output was counted"
         )
