@@ -10,7 +10,7 @@ from k3ctl import signals
 
 _VALUE = re.compile(r"^(?P<series>[^\s#{]+(?:\{.*\})?)\s+(?P<value>\S+)", re.M)
 _STEPS = re.compile(r"^k3_(?:steps|rows|tokens)_total\{.*$", re.M)
-REASON = "backend-off"
+REASON = "graph-not-specialized"
 
 
 def all_accepted(path: str, page: str) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from k3ctl.errors import UsageError, unknown
-from k3ctl.validate.checks import canary
+from k3ctl.validate.checks import ab, canary
 from k3ctl.validate.record import Check
 
 TIERS: Mapping[str, tuple[Check, ...]] = {
     "canary": canary.CHECKS,
+    "ab": ab.CHECKS,
 }
 
 

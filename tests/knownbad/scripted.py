@@ -224,14 +224,14 @@ def metrics(server: Scripted) -> str:
     page = [f'{name}{{engine="0",model_name="{MODEL}"}} {float(value)}' for name, value in lines.items()]
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     page += [f'{name}{{engine="0",model_name="{MODEL}",position="{i}"}} {drafts / (i + 2)}' for i in range(3)]
-    labels = 'kind="decode",mode="eager",path="specialized",rank="0",reason=""'
+    labels = 'kind="decode",mode="full",path="specialized",rank="0",reason=""'
     page += [f"k3_steps_total{{{labels}}} {float(server.generated)}"]
     return "\n".join(page) + "\n"
 
 
 def witness(server: Scripted) -> dict[str, Any]:
     steps = server.generated
-    row = {"path": "specialized", "kind": "decode", "mode": "eager", "reason": "", "steps": steps}
+    row = {"path": "specialized", "kind": "decode", "mode": "full", "reason": "", "steps": steps}
     page = {
         "rank": 0,
         "vllm": "0.33.0",

@@ -22,6 +22,10 @@ k3ctl validate features --out runs/today --resume   go on where it was interrupt
 
 k3ctl validate features --only 'features.sampling.*'
 
+k3ctl validate ab --other http://tray1:8000      two servers, token by token
+
+k3ctl validate ab --against runs/before          the same server before a change
+
 k3ctl validate --list                            every check, what it shows, how long it takes
 """
 
@@ -45,6 +49,12 @@ def validate(
         list[str] | None,
         typer.Option("--option", metavar="KEY=VALUE", help="A check's own option; repeatable."),
     ] = None,
+    other: Annotated[
+        str | None, typer.Option(help="Second server of the ab tier: its address, or a run id.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Instead of --other: result directory of an earlier ab tier.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Result directory (must not exist).")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on in --out; finished checks are kept, not run again.")
@@ -65,7 +75,10 @@ def validate(
         return job.listing(checks)
     if resume and out is None:
         raise UsageError("--resume needs the directory to go on in", hint="add `--out DIR`")
-    return job.Job(asked, checks, job.options(option or []), out, resume).run(url, run, model, os.environ)
+    if other and against:
+        raise UsageError("--other and --against name two other sides", hint="give one of them")
+    own = job.options(option or []) | ({"against": str(against.absolute())} if against else {})
+    return job.Job(asked, checks, own, out, resume, other).run(url, run, model, os.environ)
 
 
 def register(app: typer.Typer, command: Callable[..., Any]) -> None:

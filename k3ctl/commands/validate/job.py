@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class Job:
     options: Mapping[str, Any]
     out: Path | None = None
     resume: bool = False
+    other: str | None = None
 
     def run(
         self, url: str | None, run: str | None, model: str | None, environ: Mapping[str, str]
@@ -55,18 +56,35 @@ class Job:
                     f"validate {', '.join(self.tiers)} on {known.model} at {server.url} ({known.told})"
                 )
                 output.note(f"{len(self.checks)} checks, results in {kept.directory}")
-                session = Session(client, known, self.options)
-                runner.run(session, self.checks, kept, output.note, known.key)
+                with self._second(environ) as second:
+                    session = Session(client, known, self.options, second)
+                    runner.run(session, self.checks, kept, output.note, known.key)
         finally:
             client.close()
         return told(kept)
+
+    @contextlib.contextmanager
+    def _second(self, environ: Mapping[str, str]) -> Iterator[Session | None]:
+        """The second server's session. Raises UsageError or EngineError when it is none."""
+        if self.other is None:
+            yield None
+            return
+        named = any(sign in self.other for sign in ":/.")
+        server = which.ready(which.one(self.other, None) if named else which.one(None, self.other))
+        client = Client(server.url, api_key=which.api_key(environ), max_bytes=MAX_ANSWER_BYTES)
+        try:
+            known = facts.gather(client, server.run)
+            output.note(f"other side: {known.model} at {server.url} ({known.told})")
+            yield Session(client, known, self.options)
+        finally:
+            client.close()
 
     def _state(self, known: facts.Facts) -> State:
         now = time.time()
         plan = Plan(
             self.tiers,
             tuple(check.name for check in self.checks),
-            self.options,
+            dict(self.options) | ({"other": self.other} if self.other else {}),
             {},
             {known.key: known.json()},
             now,
