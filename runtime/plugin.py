@@ -49,6 +49,7 @@ def _register_cpu() -> None:
     os.environ.setdefault("VLLM_MLA_DISABLE", "1")
     cpu_ops.install()
     upstream_fixes.fix_expand(cpu_ops.expand_kernel_impl)
+    upstream_fixes.fix_top_k_of_nothing()
     cpu_ops.set_local_world_size()
     # The classes themselves, not their names: vLLM inspects a name in a process of its own, so that CUDA stays
     # untouched. There is no CUDA here, and two such processes are a third of the first start.

@@ -7,7 +7,7 @@ which adds what no counter can say (why the fast path was refused at start, whet
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,23 @@ class WorkerPage:
     """The data-parallel replica it belongs to: its workers take every step together."""
     pid: int = 0
     started_at: float = 0.0
+    graphs: tuple[Graph, ...] = ()
+    """The captured graphs of the specialized path, smallest first; none where there are no graphs."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One captured graph: token rows, requests, whose kernels its slots run, and kernels of a layer by kind."""
+
+    tokens: int
+    requests: int
+    slots: str
+    kernels: Mapping[str, float]
+
+    @property
+    def choice(self) -> tuple[object, ...]:
+        """What its kernels are: two graphs of one choice run the same ones at another size."""
+        return (self.slots, *sorted(self.kernels.items()))
 
 
 @dataclass(frozen=True)
@@ -267,4 +284,13 @@ def _worker(page: Mapping[str, Any]) -> WorkerPage:
         engine=_whole(page.get("engine")),
         pid=_whole(page.get("pid")),
         started_at=_number(page.get("started_at")),
+        graphs=tuple(_graphs(page.get("graphs"))),
     )
+
+
+def _graphs(rows: Any) -> Iterator[Graph]:
+    for row in rows if isinstance(rows, list) else []:
+        if isinstance(row, Mapping) and _whole(row.get("requests")) > 0:
+            kernels = row.get("kernels")
+            counts = {str(k): _number(v) for k, v in kernels.items()} if isinstance(kernels, Mapping) else {}
+            yield Graph(_whole(row.get("tokens")), _whole(row["requests"]), str(row.get("slots", "")), counts)

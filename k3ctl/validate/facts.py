@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ from k3ctl.loadtest import conditions
 from k3ctl.profiles import settings
 from k3ctl.server import models, witness
 from k3ctl.server.client import Client
+from k3ctl.server.witness import SPECIALIZED, Graph
+from k3ctl.validate import interval
 
 CPU = "cpu"
 
@@ -24,8 +27,10 @@ CPU = "cpu"
 class Facts:
     """One server. None: not known. ``random_weights``: the tiny model of the CPU demo; no answer of it is *right*.
 
-    ``parallel``: tensor, pipeline and data parallel sizes. ``launch``: what its run record says (``conditions``),
-    ``profile``: name and SHA-256 of its profile's text; both empty for a server that k3ctl did not start here.
+    ``max_rows``: token rows that a specialized step may have. ``graph_batches``: batches whose captured graph holds
+    other kernels than that of the batch below. ``parallel``: tensor, pipeline and data parallel sizes. ``launch``: what
+    its run record says (``conditions``), ``profile``: name and SHA-256 of its profile's text; both empty for a server
+    that k3ctl did not start here.
     """
 
     model: str
@@ -34,6 +39,8 @@ class Facts:
     draft_tokens: int | None = None
     acceptance: str | None = None
     query_len: int = 1
+    max_rows: int = 0
+    graph_batches: tuple[int, ...] = ()
     max_num_seqs: int | None = None
     prefix_caching: bool | None = None
     tool_parser: str | None = None
@@ -57,7 +64,20 @@ class Facts:
     def from_json(cls, data: Mapping[str, Any]) -> Facts:
         """Rebuild from ``json``. Raises TypeError for anything else."""
         sizes = data.get("parallel")
-        return cls(**{**data, "parallel": tuple(sizes) if sizes else None})
+        batches = tuple(data.get("graph_batches") or ())
+        return cls(**{**data, "parallel": tuple(sizes) if sizes else None, "graph_batches": batches})
+
+    def most_at_once(self, path: str) -> int | None:
+        """Requests of a decode step on ``path``, by design; None where nothing limits them."""
+        limits = [self.max_num_seqs] if self.max_num_seqs else []
+        if path == SPECIALIZED and self.max_rows:
+            limits.append(self.max_rows // max(1, self.query_len))
+        return min(limits, default=None)
+
+    @property
+    def claimed(self) -> str:
+        """The path that the server was started for."""
+        return interval.claimed(frozenset({self.backend})) if self.backend or self.platform else ""
 
     @property
     def key(self) -> str:
@@ -98,6 +118,8 @@ def gather(client: Client, run: Run | None, wanted: str | None = None) -> Facts:
         ),
         acceptance=known.acceptance,
         query_len=max((page.query_len for page in pages), default=1),
+        max_rows=min((page.max_rows for page in pages), default=0),
+        graph_batches=_changes(first.graphs) if first else (),
         max_num_seqs=_int(config.get("max_num_seqs")) if config else None,
         prefix_caching=known.prefix_caching,
         tool_parser=_name(config.get("tool_call_parser")) if config else None,
@@ -124,6 +146,12 @@ def _length(client: Client, model: str) -> int | None:
 def _drafts(recorded: int | None, query_len: int) -> int | None:
     """K: from the launch, else from how many tokens the workers verify at a time."""
     return recorded if recorded is not None else query_len - 1 if query_len else None
+
+
+def _changes(graphs: Sequence[Graph]) -> tuple[int, ...]:
+    """Batches at which another choice of kernels begins."""
+    pairs = itertools.pairwise(sorted(graphs, key=lambda graph: graph.requests))
+    return tuple(dict.fromkeys(after.requests for before, after in pairs if before.choice != after.choice))
 
 
 def _profile(run: Run | None) -> dict[str, str]:

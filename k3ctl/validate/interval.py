@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from k3ctl.server.witness import SPECIALIZED, STANDARD, StepCount, StepKey
+from k3ctl.server.witness import SPECIALIZED, STANDARD, Counts, StepCount, StepKey
 from k3ctl.verdict import evidence
 from k3ctl.verdict.evidence import Phase
 from k3ctl.verdict.judge import PROVED_SHARE
@@ -101,12 +101,19 @@ def read(seen: Seen) -> Interval:
         decode_steps=steps,
         on_path=on_path,
         mixed_steps=sum(count.steps for key, count in counts.items() if key.kind == "mixed"),
-        batch=sum(count.rows for count in decodes.values()) / steps if steps else None,
+        batch=rows_of(counts),
         steps=tuple({**asdict(key), **asdict(count)} for key, count in counts.items()),
         workers=tuple(
             {"rank": page.rank, "pid": page.pid, "started_at": page.started_at} for page in phase.after
         ),
     )
+
+
+def rows_of(counts: Counts) -> float | None:
+    """Requests of a pure decode step, in the mean; None without one."""
+    alone = [count for key, count in counts.items() if key.kind == "decode"]
+    steps = sum(count.steps for count in alone)
+    return sum(count.rows for count in alone) / steps if steps else None
 
 
 def flaw(seen: Seen, path: str) -> str | None:

@@ -58,7 +58,7 @@ class Check:
     """One check. ``name``: ``tier.group`` or ``tier.group.case``; ``shows``: what a pass shows, in one phrase.
 
     ``seconds``: estimate on the CPU demo. ``decodes``: a pass rests on decode steps of the claimed path; without it,
-    the check says nothing of a path. ``min_batch``: requests that its decode steps must hold in the mean.
+    the check says nothing of a path.
     """
 
     name: str
@@ -66,7 +66,6 @@ class Check:
     run: Callable[[Session], Judged]
     seconds: float = 5.0
     decodes: bool = True
-    min_batch: float = 0.0
 
     @property
     def tier(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from k3ctl.errors import EngineError
 from k3ctl.server.client import BadAnswer, HttpError
 from k3ctl.validate import interval
+from k3ctl.validate.interval import Interval
 from k3ctl.validate.record import Check, Judged, Outcome, Result, failed, on_server, result, unknown
 from k3ctl.validate.session import Session
 from k3ctl.validate.settle import settle
@@ -21,7 +22,7 @@ def run(session: Session, checks: Sequence[Check], state: State, tell: Tell, ser
     """Run what is not finished yet.
 
     Raises:
-        EngineError: the server is gone. The check that met it is not kept, so it runs again with ``--resume``.
+        EngineError: the server is gone; the check under which it went has failed.
     """
     for number, check in enumerate(checks, 1):
         mark = f"[{number}/{len(checks)}] {check.name}"
@@ -35,29 +36,31 @@ def run(session: Session, checks: Sequence[Check], state: State, tell: Tell, ser
 
 
 def one(session: Session, check: Check) -> Result:
-    """Run one check inside an interval of its own. Raises EngineError when the server is gone."""
+    """Run one check inside an interval of its own. Raises EngineError when the server is gone before it."""
     started_at, started = time.time(), time.monotonic()
     try:
         before = session.begin()
-        judged = _judged(session, check)
-        seconds = time.monotonic() - started
-        # nothing was sent: there is nothing to account for
-        seen = None if judged.outcome is Outcome.NOT_RUN else interval.read(session.end(before, seconds))
     except HttpError as error:
         raise _gone(session, error) from error
+    judged = _judged(session, check)
+    seconds = time.monotonic() - started
+    seen: Interval | None = None
+    if judged.outcome is not Outcome.NOT_RUN:  # else there is nothing to account for
+        try:
+            seen = interval.read(session.end(before, seconds))
+        except HttpError as error:
+            judged = failed(f"the server went away during this check: {error.reason}", found=judged.statement)
     settled = judged if seen is None else settle(check, judged, seen)
     return result(check, settled, seen, started_at, seconds)
 
 
 def _judged(session: Session, check: Check) -> Judged:
-    """An answer that is an error is a result; a server that is gone is none."""
+    """An answer that is an error is a result, and so is the end of the server under it."""
     try:
         return check.run(session)
     except BadAnswer as error:
         return failed(error.message) if error.status >= 500 else unknown(error.message)
     except HttpError as error:
-        if not session.client.healthy():
-            raise
         return unknown(error.message)
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from k3ctl.server.client import BadAnswer, Client, Unreachable
 from k3ctl.validate.facts import Facts
-from k3ctl.validate.interval import Seen
+from k3ctl.validate.interval import Seen, rows_of
 from k3ctl.verdict import drives
 from k3ctl.verdict.drives import Reading
 from k3ctl.verdict.evidence import Phase
@@ -88,6 +88,15 @@ class Session:
         """``send`` every body, ``at_once`` at a time; answers in order. Raises the first HttpError."""
         with ThreadPoolExecutor(max(1, at_once)) as pool:
             return list(pool.map(send, bodies))
+
+    def rows_during(self, send: Callable[[], T]) -> tuple[T, float | None]:
+        """What ``send`` gives, and the requests of a decode step meanwhile, in the mean; None where none was seen."""
+        before = drives.read(self.client)
+        generated = self._tally.completion_tokens
+        answer = send()
+        after = drives.settled(self.client, before, self._tally.completion_tokens - generated)
+        phase = Phase(1, 0, 0, 1.0, None, None, False, before.pages, after.pages)
+        return answer, rows_of(phase.steps())
 
     def foreign(
         self,

@@ -20,7 +20,4 @@ def settle(check: Check, judged: Judged, interval: Interval) -> Judged:
         return replace(judged, outcome=Outcome.UNKNOWN, statement=f"{interval.reason} ({judged.statement})")
     if interval.standing is not Standing.ON_PATH:
         return replace(judged, outcome=Outcome.VOID, statement=f"{interval.reason} ({judged.statement})")
-    if check.min_batch and (interval.batch or 0.0) < check.min_batch:
-        text = f"{interval.batch:.1f} requests ran at a time, {check.min_batch:g} are needed"
-        return replace(judged, outcome=Outcome.UNKNOWN, statement=f"{text} ({judged.statement})")
     return judged

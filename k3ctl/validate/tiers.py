@@ -6,11 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from k3ctl.errors import UsageError, unknown
-from k3ctl.validate.checks import ab, canary
+from k3ctl.validate.checks import ab, canary, context, equality, requests, sampling, structured
 from k3ctl.validate.record import Check
 
 TIERS: Mapping[str, tuple[Check, ...]] = {
-    "canary": canary.CHECKS,
+    "canary": (*canary.CHECKS, sampling.CANARY),
+    "features": (
+        *sampling.CHECKS,
+        *requests.CHECKS,
+        *structured.CHECKS,
+        *equality.CHECKS,
+        *context.CHECKS,
+    ),
     "ab": ab.CHECKS,
 }
 

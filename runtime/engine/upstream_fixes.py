@@ -35,6 +35,26 @@ def fix_expand(expand_into: Callable[..., None]) -> None:
     cpu_triton_utils._expand_kernel_impl = expand
 
 
+def fix_top_k_of_nothing() -> None:
+    """A speculative step in which no request has a draft, with top-k alone (CPU).
+
+    ``apply_top_k_only`` asks for the largest k of no rows at all, which ends the engine: requests at their last token
+    carry no drafts, but the verification of drafts still runs.
+    """
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    original: Callable[[Tensor, Tensor], Tensor] = topk_topp_sampler.apply_top_k_only
+    if getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def apply(logits: Tensor, k: Tensor) -> Tensor:
+        return original(logits, k) if logits.shape[0] else logits
+
+    setattr(apply, _MARK, True)
+    topk_topp_sampler.apply_top_k_only = apply
+
+
 def fix_pipeline_stream() -> None:
     """The stream that pipeline stages wait for (CUDA).
 

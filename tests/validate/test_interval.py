@@ -111,10 +111,3 @@ def test_tokens_of_aborted_requests_widen_what_may_be_there_and_no_further() -> 
 @pytest.mark.parametrize("judged", [failed("wrong"), unknown("?"), not_run("why")])
 def test_only_a_pass_needs_evidence_of_its_path(judged: Judged) -> None:
     assert outcome(seen(replace(drive(), after=())), judged) is judged.outcome
-
-
-def test_a_batch_that_was_not_reached_is_unknown() -> None:
-    wanted = replace(ANY, min_batch=4)
-    assert outcome(seen(drive(4)), check=wanted) is Outcome.PASSED
-    one_by_one = [step for _ in range(4) for step in served.drive(1)]
-    assert outcome(seen(served.phase(4, one_by_one)), check=wanted) is Outcome.UNKNOWN
