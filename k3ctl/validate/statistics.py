@@ -7,7 +7,6 @@ does, also for small counts. Seeds are fixed: the same answers give the same ver
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -136,12 +135,11 @@ def _simulated(
     times: int,
     rng: random.Random,
 ) -> list[float]:
-    tables = [list(itertools.accumulate(p)) for p in distributions]
     counts = [[0] * len(expected) for _ in range(times)]
-    for table in tables:
-        last = len(table) - 1
-        for row in counts:
-            row[joined[min(last, bisect.bisect_right(table, rng.random() * table[-1]))]] += 1
+    for probabilities in distributions:
+        categories = joined[: len(probabilities)]
+        for row, category in zip(counts, rng.choices(categories, probabilities, k=times), strict=True):
+            row[category] += 1
     return [_pearson(row, expected) for row in counts]
 
 
