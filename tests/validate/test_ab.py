@@ -334,13 +334,20 @@ def test_a_batch_that_changes_the_answer_is_found() -> None:
     assert found.outcome is Outcome.FAILED and found.evidence["batch"] == 8
 
 
-def test_a_prompt_is_answered_alone_as_in_a_batch() -> None:
+def filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy answers one request at a time; here it says that it held them all."""
+    monkeypatch.setattr(Session, "rows_during", lambda self, send: (send(), 64.0))
+
+
+def test_a_prompt_is_answered_alone_as_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(monkeypatch)
     with sessions(Toy()) as session:
         for size in (2, 8):
             assert ab.batch(size, session).outcome is Outcome.PASSED
 
 
-def test_a_batch_that_the_server_cannot_hold_is_not_run() -> None:
+def test_a_batch_that_the_server_cannot_hold_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(monkeypatch)
     with sessions(Toy(), max_num_seqs=16) as session:
         assert ab.batch(64, session).outcome is Outcome.NOT_RUN
         assert ab.batch(8, session).outcome is Outcome.PASSED

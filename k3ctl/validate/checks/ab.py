@@ -19,6 +19,7 @@ from typing import Any
 
 from k3ctl.errors import K3Error, UsageError
 from k3ctl.validate import divergence, interval, sides, state
+from k3ctl.validate.checks import equality
 from k3ctl.validate.divergence import Step
 from k3ctl.validate.interval import Interval, Standing
 from k3ctl.validate.record import Check, Judged, not_run, unknown
@@ -37,8 +38,6 @@ PROBES = 2
 """Prompts that are asked alone and in a batch."""
 BATCH_LENGTH = 48
 BATCHES = (2, 8, 64)
-FILLED = 0.85
-"""Share of the rows that a batch check must have had at a time: requests begin and end a few steps apart."""
 
 Body = dict[str, Any]
 
@@ -66,15 +65,16 @@ def long(session: Session) -> Judged:
 
 def batch(size: int, session: Session) -> Judged:
     """The same prompts alone, and among others in a batch of ``size``. Needs no second server."""
-    most = session.facts.max_num_seqs
-    if most is not None and most < size:
-        return not_run(f"the server runs at most {most} requests at a time (max_num_seqs)")
+    if reason := equality.too_large(session, size):
+        return not_run(reason)
     bodies = _bodies(size, 24, BATCH_LENGTH, SEED + 3)
     alone = [_one(session, body) for body in _salted(bodies[:PROBES])]
-    together = session.many(partial(_one, session), _salted(bodies), size)
+    together, rows = session.rows_during(lambda: session.many(partial(_one, session), _salted(bodies), size))
     found = sides.agreement(alone, together[:PROBES], _nats(session))
     judged = sides.judge_tokens(found, batch=size)
-    return sides.judge_logprobs(found, batch=size) if judged.outcome == "passed" else judged
+    if judged.outcome == "passed":
+        judged = sides.judge_logprobs(found, batch=size)
+    return equality.judge_forced(judged, size, rows)
 
 
 def _judge_tokens(mine: sides.Answers, theirs: sides.Answers, nats: float, **evidence: Any) -> Judged:
@@ -179,11 +179,6 @@ def _digest(bodies: Sequence[Body]) -> str:
     return hashlib.sha256(json.dumps(bodies, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _rows(size: int) -> float:
-    """Requests per decode step in the mean: the probes alone, then the batch, all equally long."""
-    return FILLED * (PROBES + size) / (PROBES + 1)
-
-
 CHECKS: tuple[Check, ...] = (
     Check("ab.tokens", "greedy answers of two sides are equal, but for near ties", tokens, 25.0),
     Check("ab.logprobs", "log probabilities of two sides lie close together", logprobs, 15.0),
@@ -194,7 +189,6 @@ CHECKS: tuple[Check, ...] = (
             f"a prompt is answered alone as in a batch of {size}",
             partial(batch, size),
             6.0 + size / 4,
-            min_batch=round(_rows(size), 2),
         )
         for size in BATCHES
     ),
