@@ -11,6 +11,7 @@ rate is that of dense BF16. Cards without NVLink have none: no published step sa
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class GpuProduct:
     host: str = ""
     """What the host is called, where it is not derived from chip and kind."""
 
-    @property
+    @functools.cached_property
     def words(self) -> frozenset[str]:
         """The words of the driver's name by which it is known."""
         return frozenset(self.token.split("-"))

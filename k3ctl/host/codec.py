@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union
 
@@ -46,89 +46,116 @@ def decode(cls: type[T], data: Any, notes: list[str], path: str = "") -> T:
         raise Unreadable(f"{path or cls.__name__}: expected an object, got {_kind(data)}")
     values: dict[str, Any] = {}
     shape = _shape(cls)
-    for name, hint in shape.hints.items():
+    for name, read in shape.readers.items():
         if name not in data:
             if name in shape.required:
                 raise Unreadable(f"{path or cls.__name__}: `{name}` is missing")
             continue
         where = f"{path}.{name}" if path else name
-        value = _value(hint, data[name], notes, where)
+        value = read(data[name], notes, where)
         if value is not _BAD:
             values[name] = value
             continue
-        notes.append(f"{where}: expected {_describe(hint)}, got {_kind(data[name])}")
+        note = f"{where}: expected {_describe(shape.hints[name])}, got {_kind(data[name])}"
+        notes.append(note)
         if name in shape.required:
-            raise Unreadable(f"{where}: expected {_describe(hint)}, got {_kind(data[name])}")
+            raise Unreadable(note)
     return cls(**values)
 
 
-def _value(hint: Any, data: Any, notes: list[str], path: str) -> Any:
+Reader = Callable[[Any, list[str], str], Any]
+"""JSON data, the notes, and where it stands, as a value of one type; ``_BAD`` when it cannot be one."""
+
+
+def _reader(hint: Any) -> Reader:
+    """How to read a value of this type. Looking at a type is slow, so a class does it once for each field."""
     origin = typing.get_origin(hint)
     if origin in (Union, types.UnionType):
-        return _union(typing.get_args(hint), data, notes, path)
+        return _union(typing.get_args(hint))
     if origin is tuple:
-        return _sequence(typing.get_args(hint)[0], data, notes, path)
+        return _sequence(_reader(typing.get_args(hint)[0]))
     if origin is not None and issubclass(origin, Mapping):
-        return _mapping(typing.get_args(hint)[1], data, notes, path)
+        return _mapping(_reader(typing.get_args(hint)[1]))
     if hint in (object, Any):
-        return data
+        return lambda data, *_: data
     if hint is Refused:
-        return _refused(data)
+        return lambda data, *_: _refused(data)
     if dataclasses.is_dataclass(hint):
+        return _object(typing.cast(type[Any], hint))
+    return _plain(hint)
+
+
+def _plain(cls: Any) -> Reader:
+    def read(data: Any, *_: Any) -> Any:
+        if isinstance(data, bool) and cls is not bool:
+            return _BAD
+        if cls is float and isinstance(data, int):
+            return float(data)
+        return data if isinstance(data, cls) else _BAD
+
+    return read
+
+
+def _object(cls: type[Any]) -> Reader:
+    def read(data: Any, notes: list[str], path: str) -> Any:
         try:
-            return decode(typing.cast(type[Any], hint), data, notes, path)
+            return decode(cls, data, notes, path)
         except Unreadable:
             return _BAD
-    if hint is int and isinstance(data, bool):
+
+    return read
+
+
+def _union(options: tuple[Any, ...]) -> Reader:
+    may_be_none, may_be_refused = type(None) in options, Refused in options
+    readers = [_reader(option) for option in options if option not in (type(None), Refused)]
+
+    def read(data: Any, notes: list[str], path: str) -> Any:
+        if data is None and may_be_none:
+            return None
+        if may_be_refused and (refused := _refused(data)) is not _BAD:
+            return refused
+        for option in readers:
+            value = option(data, notes, path)
+            if value is not _BAD:
+                return value
+        if may_be_refused:
+            notes.append(f"{path}: value of an unknown form, got {_kind(data)}")
+            return NOT_CAPTURED
         return _BAD
-    if hint is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    return data if isinstance(data, hint) else _BAD
+
+    return read
 
 
-def _union(options: tuple[Any, ...], data: Any, notes: list[str], path: str) -> Any:
-    if data is None and type(None) in options:
-        return None
-    if Refused in options and (refused := _refused(data)) is not _BAD:
-        return refused
-    for option in options:
-        if option in (type(None), Refused):
-            continue
-        value = _value(option, data, notes, path)
-        if value is not _BAD:
-            return value
-    if Refused in options:
-        notes.append(f"{path}: value of an unknown form, got {_kind(data)}")
-        return NOT_CAPTURED
-    return _BAD
+def _sequence(item: Reader) -> Reader:
+    def read(data: Any, notes: list[str], path: str) -> Any:
+        if not isinstance(data, list | tuple):
+            return _BAD
+        out = []
+        for index, element in enumerate(data):
+            where = f"{path}[{index}]"
+            value = item(element, notes, where)
+            if value is _BAD:
+                notes.append(f"{where}: unreadable, left out")
+            else:
+                out.append(value)
+        return tuple(out)
+
+    return read
 
 
-def _sequence(item: Any, data: Any, notes: list[str], path: str) -> Any:
-    if not isinstance(data, list | tuple):
-        return _BAD
-    out = []
-    for index, element in enumerate(data):
-        value = _value(item, element, notes, f"{path}[{index}]")
-        if value is _BAD:
-            notes.append(f"{path}[{index}]: unreadable, left out")
-        else:
-            out.append(value)
-    return tuple(out)
+def _mapping(item: Reader) -> Reader:
+    def read(data: Any, notes: list[str], path: str) -> Any:
+        if not isinstance(data, Mapping):
+            return _BAD
+        values = {str(key): item(element, notes, f"{path}.{key}") for key, element in data.items()}
+        return {key: value for key, value in values.items() if value is not _BAD}
 
-
-def _mapping(item: Any, data: Any, notes: list[str], path: str) -> Any:
-    if not isinstance(data, Mapping):
-        return _BAD
-    out = {}
-    for key, element in data.items():
-        value = _value(item, element, notes, f"{path}.{key}")
-        if value is not _BAD:
-            out[str(key)] = value
-    return out
+    return read
 
 
 def _refused(data: Any) -> Any:
-    if isinstance(data, Mapping) and isinstance(data.get("na"), str):
+    if isinstance(data, dict) and isinstance(data.get("na"), str):
         code = data.get("code")
         return Refused(data["na"], code if isinstance(code, int) else -1)
     return _BAD
@@ -137,6 +164,7 @@ def _refused(data: Any) -> Any:
 @dataclass(frozen=True)
 class _Shape:
     hints: Mapping[str, Any]
+    readers: Mapping[str, Reader]
     required: frozenset[str]
 
 
@@ -149,8 +177,10 @@ def _shape(cls: Any) -> _Shape:
         resolved = typing.get_type_hints(cls)
         fields = dataclasses.fields(cls)
         missing = dataclasses.MISSING
+        hints = {field.name: resolved[field.name] for field in fields}
         _SHAPES[cls] = _Shape(
-            {field.name: resolved[field.name] for field in fields},
+            hints,
+            {name: _reader(hint) for name, hint in hints.items()},
             frozenset(f.name for f in fields if f.default is missing and f.default_factory is missing),
         )
     return _SHAPES[cls]

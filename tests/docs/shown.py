@@ -27,6 +27,12 @@ ROOT_OPTIONS = ("--debug", "--version", "--help", "-h")
 
 
 @cache
+def program() -> Any:
+    """The whole program's command."""
+    return typer.main.get_command(app)
+
+
+@cache
 def leaves() -> dict[str, Any]:
     """Every command by its full name."""
     return dict(tree())
@@ -56,7 +62,8 @@ def inline(text: str) -> Iterator[str]:
 
 def messages(path: Path) -> Iterator[str]:
     """The k3ctl commands in backticks in a module's strings; a placeholder stands for what is filled in."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if "`k3ctl" in text else ():
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "X" for part in node.values]
             yield from INLINE.findall("".join(map(str, parts)))
@@ -80,7 +87,7 @@ def words(line: str) -> list[str]:
 
 def resolved(found: list[str]) -> tuple[str, Any, list[str]]:
     """The longest name of a command or group that the words begin with, the command or group, the rest."""
-    command, name, rest = typer.main.get_command(app), "k3ctl", found[1:]
+    command, name, rest = program(), "k3ctl", found[1:]
     while rest and rest[0] in ROOT_OPTIONS:
         rest = rest[1:]
     while rest and rest[0] in getattr(command, "commands", {}):

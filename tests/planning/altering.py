@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from k3ctl.machine.record import Machine
 from k3ctl.planning.preflight import Preflight, Standing
 from k3ctl.planning.runnable import answer
 from k3ctl.profiles.loader import load
+from k3ctl.profiles.schema import Profile
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 SNAPSHOTS = sorted(
@@ -44,7 +46,14 @@ def judged(data: dict[str, Any], profile: str) -> Preflight | None:
         snapshot, _ = from_json(data)
     except Exception:
         return None
-    return answer(load(profile), Gathered(tuple(map(Machine, snapshot.nodes))), share=len(data["nodes"]) == 1)
+    return answer(
+        _profile(profile), Gathered(tuple(map(Machine, snapshot.nodes))), share=len(data["nodes"]) == 1
+    )
+
+
+@functools.cache
+def _profile(name: str) -> Profile:
+    return load(name)
 
 
 def standing(data: dict[str, Any], profile: str) -> Standing:
@@ -83,9 +92,13 @@ def at(data: Any, path: Path_) -> Any:
 
 
 def changed(data: dict[str, Any], path: Path_, change: Callable[[Any, Any], None]) -> dict[str, Any]:
-    """A copy in which ``change(parent, key)`` was done to what is at ``path``."""
-    altered = copy.deepcopy(data)
-    change(at(altered, path[:-1]), path[-1])
+    """A copy in which ``change(parent, key)`` was done to what is at ``path``; the rest is the original's own."""
+    altered = copy.copy(data)
+    parent: Any = altered
+    for key in path[:-1]:
+        parent[key] = copy.copy(parent[key])
+        parent = parent[key]
+    change(parent, path[-1])
     return altered
 
 

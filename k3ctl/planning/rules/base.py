@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -66,13 +67,18 @@ class PlanRule:
 
     def applies_to(self, deployment: Proposal, *, specialized: bool) -> bool:
         """Whether the rule is to be evaluated for this version, platform and path."""
-        from packaging.specifiers import SpecifierSet
-
         if self.specialized and not specialized:
             return False
         if self.platform == ("cuda" if deployment.on_cpu else "cpu"):
             return False
-        return SpecifierSet(self.vllm).contains(deployment.vllm, prereleases=True)
+        return _within(self.vllm, deployment.vllm)
+
+
+@functools.cache
+def _within(specifier: str, version: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(specifier).contains(version, prereleases=True)
 
 
 @dataclass(frozen=True)
