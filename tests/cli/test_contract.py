@@ -6,19 +6,24 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from tests.in_process import k3ctl
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 ENVELOPE = {"envelope", "k3ctl", "schema", "exit_code", "data", "warnings", "error"}
 HEAVY = ("pydantic", "yaml", "rich.console", "httpx", "textual", "pynvml", "prometheus_client")
 
 
-def k3ctl(*args: str) -> subprocess.CompletedProcess[str]:
+def as_a_process(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "k3ctl", *args], capture_output=True, text=True, timeout=60)
 
 
-def test_a_result_is_one_object_with_exactly_the_envelopes_keys() -> None:
-    done = k3ctl("profiles", "list", "--json")
+@pytest.mark.parametrize("run", [k3ctl, as_a_process])
+def test_a_result_is_one_object_with_exactly_the_envelopes_keys(run: Run) -> None:
+    done = run("profiles", "list", "--json")
     value = json.loads(done.stdout)
     assert set(value) == ENVELOPE
     assert (done.returncode, value["exit_code"], value["error"]) == (0, 0, None)
@@ -51,6 +56,13 @@ def test_an_error_is_one_line_with_its_exit_code_and_the_envelope_says_the_same(
     assert set(value) == ENVELOPE
     assert wrapped.returncode == value["exit_code"] == code
     assert value["error"]["message"]
+
+
+@pytest.mark.parametrize("args", [("profiles", "show", "cpu-tinny"), ("plan", "--render", "x", "--json")])
+def test_a_process_ends_with_the_code_and_says_the_same(args: tuple[str, ...]) -> None:
+    done, told = as_a_process(*args), k3ctl(*args)
+    assert told.returncode == 2
+    assert (done.returncode, done.stdout, done.stderr) == (told.returncode, told.stdout, told.stderr)
 
 
 @pytest.mark.parametrize("args", ["profiles list", "profiles list --json", "doctor --profile gb300-tp16"])

@@ -9,15 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.in_process import k3ctl
+
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
-def k3ctl(*args: str) -> subprocess.CompletedProcess[str]:
+def as_a_process(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "k3ctl", *args], capture_output=True, text=True, check=False)
 
 
 def test_a_machine_without_a_driver_is_told_so_in_one_line_and_what_runs() -> None:
-    done = k3ctl("doctor")
+    done = as_a_process("doctor")
     assert done.returncode == 0
     assert " · no GPU · " in done.stdout.splitlines()[0]
     assert "No NVIDIA driver" in done.stdout
@@ -31,7 +33,7 @@ def test_doctor_without_a_gpu_answers_within_a_second() -> None:
 
 def _processor_seconds() -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    k3ctl("doctor")
+    as_a_process("doctor")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

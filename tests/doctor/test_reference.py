@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from k3ctl.checks import RULES, reference
 from k3ctl.checks.finding import Area
+from tests.in_process import k3ctl
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "reference" / "doctor.md"
@@ -25,15 +23,11 @@ def test_every_rule_is_on_the_page() -> None:
 
 
 @pytest.mark.parametrize("path", REPEATABLE, ids=lambda path: path.name)
-def test_an_example_is_what_its_command_prints(path: Path) -> None:
+def test_an_example_is_what_its_command_prints(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, command, *shown = path.read_text(encoding="utf-8").splitlines()
-    done = subprocess.run(
-        [sys.executable, "-m", "k3ctl", *command.removeprefix("$ k3ctl ").split()],
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-    )
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "100")
+    done = k3ctl(*command.removeprefix("$ k3ctl ").split())
     printed = [line.rstrip() for line in done.stdout.splitlines()]
     assert until_profiles(shown) == until_profiles(printed)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from k3ctl.errors import UsageError
 from k3ctl.verdict.kernels import Kernel, classify, read
 from k3ctl.verdict.trace import statement, summarize, verdict
+from tests.in_process import k3ctl
 
 # the kernels of one KDA+MoE layer at TP16, batch 8: the published thirteen
 LAYER = [
@@ -218,10 +217,6 @@ def test_a_recorded_standard_step_of_an_h200_is_cut_into_its_layers(
     assert sum("_gumbel_sample" in k.name for k in kernels) in (steps, steps + 1)
     unknown = report.by_part["other"][1] / sum(us for _, us in report.by_part.values())
     assert unknown < 0.04
-
-
-def k3ctl(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "k3ctl", *args], capture_output=True, text=True, timeout=60)
 
 
 def test_the_command_judges_a_saved_trace(tmp_path: Path) -> None:
