@@ -44,6 +44,13 @@ def profiles() -> frozenset[str]:
     return frozenset(profile.name for profile in load_all())
 
 
+@cache
+def presets() -> frozenset[str]:
+    """The presets, and the words that the help of `bench` names in their place."""
+    (parameter,) = (one for one in leaves()["k3ctl bench"].params if one.name == "preset")
+    return frozenset([*workload.names(), *re.findall(r"`(\w+)`", parameter.help)])
+
+
 def blocks(text: str) -> Iterator[str]:
     """The k3ctl command lines in a page's code, continued lines joined."""
     joined = "\n".join(split(text)[1]).replace("\\\n", " ")
@@ -128,7 +135,7 @@ def unknown_name(name: str, given: dict[str, Any]) -> str | None:
     checks = [
         ("profile", given.get("profile"), profiles()),
         ("profile", given.get("name") if name == "k3ctl profiles show" else None, profiles()),
-        ("preset", given.get("preset") if name == "k3ctl bench" else None, {*workload.names(), "judge"}),
+        ("preset", given.get("preset") if name == "k3ctl bench" else None, presets()),
         ("rule", given.get("explain"), set(RULES)),
     ]
     for kind, value, known in checks:
