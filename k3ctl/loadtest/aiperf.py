@@ -110,7 +110,23 @@ def request_event(record: Mapping[str, Any]) -> Event | None:
     for name, (source, factor) in fields.items():
         if (value := (metrics.get(source) or {}).get("value")) is not None:
             event[name] = value * factor
+    if told := _speculation(metrics):
+        event["server"] = {"speculative_decoding": told}
     return event
+
+
+def _speculation(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What the server told of a request's drafts, by vLLM's own names; empty when it told nothing."""
+    names = {
+        "num_spec_steps": "spec_decode_steps",
+        "num_accepted_draft_tokens": "spec_decode_accepted_draft_tokens",
+        "num_draft_tokens": "spec_decode_draft_tokens",
+    }
+    return {
+        name: metrics[tag].get("value")
+        for name, tag in names.items()
+        if isinstance(metrics.get(tag), Mapping)
+    }
 
 
 def tick(done: Sequence[Event]) -> Event:
@@ -141,6 +157,7 @@ def row(result: Mapping[str, Any], *, sessions: int) -> Row:
         raise UsageError("not an aiperf result: `request_count` is missing")
     completed = int(result["request_count"].get("avg") or 0)
     errors = _errors(result)
+    late = _avg(result, "credit_to_start_latency")
     return Row(
         concurrency=sessions,
         window_s=float(_avg(result, "benchmark_duration") or 0.0),
@@ -159,9 +176,18 @@ def row(result: Mapping[str, Any], *, sessions: int) -> Row:
         output_tokens=_stat(result, "output_sequence_length"),
         tokens_per_chunk=Stat(),
         measured_concurrency=_avg(result, "effective_concurrency"),
+        dispatch_delay_s=None if late is None else late / 1e3,
         client_warnings=_validity(result),
         partial=bool(result.get("was_cancelled")),
     )
+
+
+def window(events: Sequence[Event]) -> tuple[float, float] | None:
+    """When the replay was measured, in unix seconds: first request's start to last request's end, without warm-up."""
+    done = [event for event in events if event["kind"] == "request"]
+    if not done:
+        return None
+    return min(event["start_ts"] for event in done), max(event["ts"] for event in done)
 
 
 def _errors(result: Mapping[str, Any]) -> int:

@@ -150,7 +150,13 @@ def _conditions(summary: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str,
         "acceptance": acceptance,
         "acceptance_length": deployment["synthetic_acceptance_length"] if acceptance == "synthetic" else None,
         "concurrency": row["concurrency"],
+        "prefix_reset": row["prefix_cache_reset"] if _repeats(summary["conditions"]) else None,
     }
+
+
+def _repeats(load: Mapping[str, Any]) -> bool:
+    """Whether prompts share text with earlier ones: only then does it matter what a prefix cache still held."""
+    return bool(load.get("sessions") or (load.get("load") or {}).get("prefix_tokens"))
 
 
 def path_taken(decode_backend: str | None, row: Mapping[str, Any]) -> str | None:

@@ -50,6 +50,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "versions": Condition("versions"),
     "machine": Condition("machine"),
     "prefix_caching": Condition("prefix caching", optional=True),
+    "prefix_reset": Condition("prefix cache before the rung", optional=True),
     # the load
     "preset": Condition("preset"),
     "load": Condition("load"),
@@ -65,7 +66,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "definitions": Condition("metric definitions"),
 }
 
-OF_ROW = frozenset({"path", "acceptance", "acceptance_length", "concurrency", "unit"})
+OF_ROW = frozenset({"path", "acceptance", "acceptance_length", "concurrency", "unit", "prefix_reset"})
 """Conditions that differ from row to row; the others hold for a whole bundle."""
 
 ELSEWHERE = frozenset(

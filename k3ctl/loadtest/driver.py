@@ -11,13 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from k3ctl.engine import rundir
 from k3ctl.errors import EngineError, ExitCode, K3Error, UsageError
-from k3ctl.loadtest import child, clients, compare, live, scrape, summary, target, tokens
+from k3ctl.loadtest import child, clientcpu, clients, compare, live, prefix, scrape, summary, target, tokens
 from k3ctl.loadtest.child import Child
 from k3ctl.loadtest.clients import ClientRun
 from k3ctl.loadtest.live import LiveState
@@ -33,6 +33,16 @@ LINE_S = 1.0
 STALL_ENV = "K3CTL_BENCH_STALL_S"
 STALL_S = 120.0
 """A client that reports nothing for this long, while the server has nothing to do, is stopped."""
+
+
+@dataclass
+class Driven:
+    """What came of the client processes, in their order: exit status, and what the server said to ``prefix.reset``."""
+
+    statuses: list[int | None] = field(default_factory=list)
+    prefix_resets: list[str] = field(default_factory=list)
+    stalled: list[str] = field(default_factory=list)
+    interrupted: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ def run(
     started_at = time.time()
     stall_s = _stall_s(os.environ)
     environment = clients.child_env(os.environ, load, to, api_key)
-    statuses, interrupted, stalled = _drive(
+    driven = _drive(
         load,
         to,
         client,
@@ -95,14 +105,14 @@ def run(
         stop=stop or threading.Event(),
         stall_s=stall_s,
     )
-    outcome = {"started_at": started_at, "ended_at": time.time(), "statuses": statuses, "stalled": stalled}
     answers = client.healthy()
-    _dump(raw / "outcome.json", {**outcome, "interrupted": interrupted, "server_answers": answers})
+    outcome = {"started_at": started_at, "ended_at": time.time(), **asdict(driven), "server_answers": answers}
+    _dump(raw / "outcome.json", outcome)
     result = summary.summarize(raw)
-    if not result["rows"] and not interrupted:
-        raise _failure(to, raw, statuses, answers=answers)
+    if not result["rows"] and not driven.interrupted:
+        raise _failure(to, raw, driven.statuses, answers=answers)
     _dump(out / "summary.json", result)
-    return BenchResult(out, result, exit_code(result, interrupted=interrupted))
+    return BenchResult(out, result, exit_code(result, interrupted=driven.interrupted))
 
 
 def exit_code(result: Mapping[str, Any], *, interrupted: bool) -> ExitCode:
@@ -134,31 +144,36 @@ def _drive(
     on_line: Callable[[str], None] | None,
     stop: threading.Event,
     stall_s: float,
-) -> tuple[list[int | None], bool, list[str]]:
-    """Run the client processes one after the other; exit statuses, whether Ctrl-C ended them, and what hung."""
+) -> Driven:
+    """Run the client processes one after the other, the prefix cache emptied before each where that is offered."""
     follower = _Follower(LiveState(steps=len(load.concurrency), duration_s=load.duration_s), on_line)
-    statuses: list[int | None] = []
-    stalled: list[str] = []
+    driven = Driven()
+    busy = clientcpu.Recorder(raw)
     with _quiet(to), Sampler(client, raw, on_sample=follower.sample), PowerSampler(to, raw):
         for one in runs:
             tail = one.tail(raw)
             _mark(raw, one)
+            off = to.deployment.prefix_caching is False
+            driven.prefix_resets.append(prefix.OFF if off else prefix.reset(client))
             follower.begins()
             with Child(one.command, cwd=raw, env=env, log=raw / "client.log") as process:
                 try:
                     while process.poll() is None and not stop.wait(POLL_S):
                         follower.events(tail)
+                        busy(process.pid)
                         if follower.still_s() > stall_s:
-                            stalled.append(f"{one.report}: no progress for {follower.still_s():.0f} s")
+                            driven.stalled.append(f"{one.report}: no progress for {follower.still_s():.0f} s")
                             process.stop()
                 except KeyboardInterrupt:
                     stop.set()
                 if stop.is_set():
                     process.stop()
-                    return [*statuses, process.poll()], True, stalled
+                    driven.statuses.append(process.poll())
+                    driven.interrupted = True
+                    return driven
                 follower.events(tail)
-                statuses.append(process.poll())
-    return statuses, False, stalled
+                driven.statuses.append(process.poll())
+    return driven
 
 
 def _stall_s(environ: Mapping[str, str]) -> float:

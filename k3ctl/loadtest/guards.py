@@ -14,8 +14,10 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from k3ctl.deployment import Deployment
-from k3ctl.loadtest import stats
+from k3ctl.deployment import CPU, Deployment
+from k3ctl.loadtest import prefix, stats
+from k3ctl.loadtest.acceptance import Acceptance as PerRequest
+from k3ctl.loadtest.clientcpu import ClientLoad
 from k3ctl.loadtest.energy import NOT_READ, Energy
 from k3ctl.loadtest.rows import Row, Stat
 from k3ctl.loadtest.window import ServerWindow
@@ -40,6 +42,9 @@ CLIENT_DELAY_SHARE = 0.05
 BURST_INVALID, BURST_CAUTION = 0.5, 0.8
 """Client's ITL over the server's: below this the client read several tokens at once."""
 CLOCK_JUMP_S = 0.5
+ACCEPTANCE_MEANS_APART = 0.05
+CLIENT_CPU, HOST_CPU = 0.85, 0.95
+"""Busy share of one processor (aiperf's limit), and of the client's machine."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,13 @@ class GuardEvidence:
     token_mismatch: str | None = None
     """How the client's tokenizer differs from the server's, when it does."""
     energy: Energy = NOT_READ
+    accepted: PerRequest | None = None
+    """Acceptance as the requests told it; None when the server does not."""
+    client: ClientLoad | None = None
+    prefix_reset: str | None = None
+    """What the server said to emptying its prefix cache before this rung (``prefix``)."""
+    first_rung: bool = True
+    ranks_differ: tuple[str, ...] = ()
 
 
 def judge(evidence: GuardEvidence) -> tuple[GuardFinding, ...]:
@@ -348,6 +360,48 @@ def partial(e: GuardEvidence) -> Iterable[GuardFinding]:
         )
 
 
+def acceptance_mean(e: GuardEvidence) -> Iterable[GuardFinding]:
+    """The mean over requests is not tokens per step: short requests weigh too much in it."""
+    told = e.accepted
+    if told is None or told.steps == 0:
+        return
+    if abs(told.request_mean / told.length - 1) > ACCEPTANCE_MEANS_APART:
+        text = (
+            f"acceptance length {told.length:.2f} over steps, {told.request_mean:.2f} as the mean over "
+            f"{told.requests} requests: only the first is tokens per step"
+        )
+        yield GuardFinding("acceptance-mean", CAUTION, text)
+
+
+def client_cpu(e: GuardEvidence) -> Iterable[GuardFinding]:
+    """A client process near a whole processor, or a machine without a free one, is late by itself."""
+    load = e.client
+    if load is None:
+        return
+    if load.busiest > CLIENT_CPU:
+        text = f"a client process used {load.busiest:.0%} of a processor: its own speed is part of the number"
+        yield GuardFinding("client-cpu", CAUTION, text)
+    if load.host is not None and load.host > HOST_CPU and e.deployment.gpu != CPU:
+        text = f"the client's machine was {load.host:.0%} busy: requests waited for a processor"
+        yield GuardFinding("client-cpu", CAUTION, text)
+
+
+def prefix_reset(e: GuardEvidence) -> Iterable[GuardFinding]:
+    """Sessions repeat from rung to rung: what an earlier rung left in the prefix cache makes a later one faster."""
+    if e.prefix_reset in (prefix.REFUSED, prefix.FAILED):
+        text = f"the server offers to empty its prefix cache, and it was {e.prefix_reset}"
+        yield GuardFinding("prefix-reset", CAUTION, text)
+    elif e.workload.sessions and not e.first_rung and e.prefix_reset not in (prefix.EMPTIED, prefix.OFF):
+        text = "the prefix cache was not emptied before this rung, which repeats the sessions of the last one"
+        yield GuardFinding("prefix-reset", CAUTION, text)
+
+
+def ranks(e: GuardEvidence) -> Iterable[GuardFinding]:
+    """Ranks that do not run the same are as slow as the slowest, and the bundle names only one of them."""
+    if e.ranks_differ:
+        yield GuardFinding("ranks", CAUTION, f"ranks differ: {'; '.join(e.ranks_differ)}")
+
+
 def energy(e: GuardEvidence) -> Iterable[GuardFinding]:
     """Power was read, and the joules may not be quoted. Where it was not read there is nothing to say."""
     if e.energy.window_s and e.energy.reasons:
@@ -374,5 +428,9 @@ GUARDS: tuple[Callable[[GuardEvidence], Iterable[GuardFinding]], ...] = (
     request_count,
     interval,
     reasoning_only,
+    acceptance_mean,
+    client_cpu,
+    prefix_reset,
+    ranks,
     energy,
 )

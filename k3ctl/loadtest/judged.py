@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from k3ctl.deployment import CPU, Deployment
 from k3ctl.facts import published
-from k3ctl.loadtest import energy, guards, percentiles, stats
+from k3ctl.loadtest import acceptance, clientcpu, energy, guards, percentiles, stats
+from k3ctl.loadtest.acceptance import Accepted
+from k3ctl.loadtest.clientcpu import CpuSample
+from k3ctl.loadtest.events import Event
 from k3ctl.loadtest.power import NO_POWER, PowerLog
 from k3ctl.loadtest.rows import Row
 from k3ctl.loadtest.scrape import Sample
@@ -21,23 +24,51 @@ from k3ctl.loadtest.workload import Workload
 class Watched:
     """What was seen of a run besides the client's own report; nothing of it for a foreign result.
 
-    ``token_mismatch``: how the client's tokenizer differs from the server's, when it does.
+    ``token_mismatch``: how the client's tokenizer differs from the server's, when it does. ``ranks``: as in
+    ``ranks.of_table``.
     """
 
     samples: Sequence[Sample] = ()
     token_mismatch: str | None = None
     power: PowerLog = NO_POWER
+    client: Sequence[CpuSample] = ()
+    ranks: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What belongs to one concurrency alone: its requests, what the server said to emptying its prefix cache before."""
+
+    requests: Sequence[Event] = ()
+    prefix_reset: str | None = None
+    first: bool = True
 
 
 NOTHING = Watched()
+ALONE = Rung()
 
 
-def judge_row(row: Row, workload: Workload, target: Target, watched: Watched = NOTHING) -> dict[str, Any]:
+def judge_row(
+    row: Row, workload: Workload, target: Target, watched: Watched = NOTHING, rung: Rung = ALONE
+) -> dict[str, Any]:
     """One row of the summary: the client's figures, the server's, the derived ones and every guard's word."""
     window = server_window(watched.samples, row.measure_start, row.measure_end)
     used = energy.in_window(watched.power, row.measure_start, row.measure_end, target.deployment.gpus)
+    accepted = acceptance.of(rung.requests, row.measure_start, row.measure_end)
+    client = clientcpu.in_window(watched.client, row.measure_start, row.measure_end)
     evidence = guards.GuardEvidence(
-        row, workload, target.deployment, window, golden_al(target), watched.token_mismatch, used
+        row,
+        workload,
+        target.deployment,
+        window,
+        golden_al(target),
+        watched.token_mismatch,
+        used,
+        acceptance.summed(accepted),
+        client,
+        rung.prefix_reset,
+        rung.first,
+        tuple((watched.ranks or {}).get("differ") or ()),
     )
     findings = guards.judge(evidence)
     resolution = stats.resolution_share(row)
@@ -71,11 +102,26 @@ def judge_row(row: Row, workload: Workload, target: Target, watched: Watched = N
         "resolution_share": resolution,
         "server": _server(window),
         "energy": energy.figures(used, row),
+        "acceptance": _acceptance(accepted),
+        "client": None if client is None else asdict(client),
+        "prefix_cache_reset": rung.prefix_reset,
         "synthetic": guards.synthetic(evidence) is not None,
         "valid": guards.valid(findings),
         "findings": [asdict(finding) for finding in findings],
         "client_warnings": list(row.client_warnings),
     }
+
+
+def _acceptance(found: Sequence[Accepted]) -> dict[str, Any] | None:
+    """Per request, as far as the server tells it: over all requests, and by prompt length."""
+    whole = acceptance.summed(found)
+    if whole is None:
+        return None
+    buckets = [
+        {"from_tokens": first, "to_tokens": last, **asdict(inside)}
+        for first, last, inside in acceptance.by_context(found)
+    ]
+    return {**asdict(whole), "by_context": buckets}
 
 
 def golden_al(target: Target) -> float | None:

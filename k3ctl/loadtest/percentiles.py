@@ -131,13 +131,16 @@ def inverse_cell(data: Mapping[str, Any], name: str, numerator: float, digits: i
 
 
 def _text(value: float | None, ends: list[float | None] | None, count: int, digits: int) -> str:
-    """An interval has one digit less: it is that much coarser, and the table stays narrow."""
     if value is not None:
         return f"{value:.{digits}f} n={count}"
     low, high = ends or (None, None)
-    fewer = max(digits - 1, 0)
     if low is not None and high is not None:
-        return f"{low:.{fewer}f}–{high:.{fewer}f} n={count}"
+        return f"{_short(low)}–{_short(high)} n={count}"
     if low is not None:
-        return f"≥{low:.{fewer}f} n={count}"
-    return "–" if high is None else f"≤{high:.{fewer}f} n={count}"
+        return f"≥{_short(low)} n={count}"
+    return "–" if high is None else f"≤{_short(high)} n={count}"
+
+
+def _short(value: float) -> str:
+    """Three figures: an interval is no more exact than that, and the table stays narrow."""
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from k3ctl.loadtest import events as ev
@@ -92,7 +92,7 @@ def _guidellm_row(benchmark: Mapping[str, Any], sessions: int | None) -> Row:
         latency_s=_stat(metrics, "request_latency"),
         ttft_ms=_stat(metrics, "time_to_first_token_ms"),
         ttfot_ms=_stat(metrics, "time_to_first_output_token_ms"),
-        itl_ms=_stat(metrics, "inter_token_latency_ms"),
+        itl_ms=_itl(metrics, totals),
         prompt_tokens=_stat(metrics, "prompt_token_count"),
         output_tokens=_stat(metrics, "output_token_count"),
         tokens_per_chunk=_stat(metrics, "iter_tokens_per_iteration"),
@@ -130,6 +130,12 @@ def _stat(metrics: Mapping[str, Any], name: str) -> Stat:
         max=found.get("max"),
         count=int(found.get("count") or 0),
     )
+
+
+def _itl(metrics: Mapping[str, Any], totals: Mapping[str, Any]) -> Stat:
+    """GuideLLM counts a request's mean once per gap between its tokens; as evidence it is one request."""
+    stat = _stat(metrics, "inter_token_latency_ms")
+    return replace(stat, count=min(stat.count, int(totals.get("successful") or 0)))
 
 
 def _stopped_by_errors(state: Mapping[str, Any]) -> bool:

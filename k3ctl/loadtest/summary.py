@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from k3ctl.errors import UsageError
-from k3ctl.loadtest import aiperf, conditions, power, rows, sampler, tokens
+from k3ctl.loadtest import aiperf, clientcpu, conditions, power, ranks, rows, sampler, tokens
 from k3ctl.loadtest import events as ev
-from k3ctl.loadtest.judged import Watched, judge_row
+from k3ctl.loadtest.judged import Rung, Watched, judge_row
 from k3ctl.loadtest.rows import Row
 from k3ctl.loadtest.target import Target
 from k3ctl.loadtest.workload import Workload
@@ -33,8 +34,15 @@ def summarize(raw: Path) -> dict[str, Any]:
     workload, target = Workload.from_dict(ask["workload"]), Target.from_dict(ask["target"])
     events = ev.read(raw / "events.jsonl")
     found = client_rows(raw, ask["runs"], events)
-    watched = Watched(sampler.read(raw), tokens.mismatch(raw, events), power.read(raw))
-    rows_ = [judge_row(row, workload, target, watched) for row in found]
+    watched = Watched(
+        sampler.read(raw),
+        tokens.mismatch(raw, events),
+        power.read(raw),
+        clientcpu.read(raw),
+        ranks.of_table(_table(raw / "witness-end.json")),
+    )
+    resets = outcome.get("prefix_resets") or []
+    rows_ = [judge_row(one.row, workload, target, watched, _rung(one, resets)) for one in found]
     return {
         "schema": SCHEMA,
         "definitions": DEFINITIONS,
@@ -53,7 +61,7 @@ def summarize(raw: Path) -> dict[str, Any]:
         "driver": workload.driver,
         "started_at": outcome["started_at"],
         "ended_at": outcome["ended_at"],
-        "partial": any(row.partial for row in found) or bool(outcome["interrupted"]),
+        "partial": any(one.row.partial for one in found) or bool(outcome["interrupted"]),
         "server_answers": bool(outcome["server_answers"]),
         "synthetic": any(row["synthetic"] for row in rows_),
         "valid": bool(rows_)
@@ -61,25 +69,49 @@ def summarize(raw: Path) -> dict[str, Any]:
         and len(rows_) == len(workload.concurrency)
         and bool(outcome["server_answers"]),
         "stalled": list(outcome.get("stalled") or ()),
+        "ranks": watched.ranks,
         "missing_steps": [c for c in workload.concurrency if c not in [row["concurrency"] for row in rows_]],
         "rows": rows_,
     }
 
 
-def client_rows(raw: Path, runs: Sequence[Mapping[str, Any]], events: Sequence[ev.Event]) -> list[Row]:
+@dataclass(frozen=True)
+class ClientRow:
+    """A row, the number of the client run that it is from, and that run's own events."""
+
+    row: Row
+    run: int
+    events: Sequence[ev.Event]
+
+
+def client_rows(raw: Path, runs: Sequence[Mapping[str, Any]], events: Sequence[ev.Event]) -> list[ClientRow]:
     """Rows from the clients' reports; a run without a report gives what its event log holds, marked partial."""
-    found: list[Row] = []
+    found: list[ClientRow] = []
     for index, run in enumerate(runs):
-        found += _report_rows(raw, run) or rows.from_events(_logged(raw, run, events, index))
+        logged = _logged(raw, run, events, index)
+        made = _report_rows(raw, run, logged) or rows.from_events(logged)
+        found += [ClientRow(row, index, logged) for row in made]
     return found
 
 
-def _report_rows(raw: Path, run: Mapping[str, Any]) -> list[Row]:
+def _report_rows(raw: Path, run: Mapping[str, Any], logged: Sequence[ev.Event]) -> list[Row]:
     if run["tool"] == "aiperf":
         report = raw / run["report"] / aiperf.RESULT
-        return [aiperf.row(_json(report), sessions=run["sessions"])] if report.is_file() else []
+        if not report.is_file():
+            return []
+        row = aiperf.row(_json(report), sessions=run["sessions"])
+        start, end = aiperf.window(logged) or (None, None)
+        return [replace(row, measure_start=start, measure_end=end)]
     report = raw / run["report"]
     return rows.from_guidellm(_json(report), sessions=run["sessions"]) if report.is_file() else []
+
+
+def _rung(one: ClientRow, resets: Sequence[str]) -> Rung:
+    return Rung(
+        requests=one.events,
+        prefix_reset=resets[one.run] if one.run < len(resets) else None,
+        first=one.run == 0,
+    )
 
 
 def _logged(raw: Path, run: Mapping[str, Any], events: Sequence[ev.Event], index: int) -> list[ev.Event]:
@@ -95,6 +127,14 @@ def _logged(raw: Path, run: Mapping[str, Any], events: Sequence[ev.Event], index
 
 def _live(events: Sequence[ev.Event]) -> bool:
     return bool(events) and not any(event["kind"] == "seam_missing" for event in events)
+
+
+def _table(path: Path) -> Mapping[str, Any] | None:
+    """The witness table at the end; None without one, or when it is damaged."""
+    try:
+        return dict(_json(path)) if path.is_file() else None
+    except UsageError:
+        return None
 
 
 def _json(path: Path) -> Any:

@@ -91,5 +91,8 @@ def test_agent_sessions_are_replayed_against_the_real_engine(k3ctl: K3ctl) -> No
     assert [row["concurrency"] for row in data["rows"]] == [1, 3]
     for row in data["rows"]:
         assert row["requests"]["completed"] == 18
-        assert row["interactivity_p90_tok_s"] == pytest.approx(1000 / row["itl_ms"]["p90"])
+        # 18 requests are too few for a p90: an interval stands for it
+        assert row["interactivity_p90_tok_s"] is None and row["itl_ms"]["p90"] is None
+        low, high = row["itl_ms"]["intervals"]["p90"]
+        assert low > 0 and (high is None or high >= low)
         assert row["server"]["prefix_hit_share"] > 0.1

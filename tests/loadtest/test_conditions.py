@@ -52,6 +52,7 @@ CHANGES: list[tuple[str, str, Any, str]] = [
 ELSEWHERE = [
     ("definitions", "of the program"), ("sessions", "of agentic presets"), ("acceptance", "per row"),
     ("acceptance_length", "per row"), ("path", "per row"), ("concurrency", "per row"), ("unit", "per row"),
+    ("prefix_reset", "of repeated prompts"),
 ]  # fmt: skip
 
 

@@ -106,14 +106,14 @@ def test_every_percentile_that_is_shown_has_its_count() -> None:
         return percentiles.cell(percentiles.told(stat), "p90", 1)
 
     assert shown(100) == "89.1 n=100"
-    assert shown(50) == "74–99 n=50"
-    assert shown(9) == "≥50 n=9"
+    assert shown(50) == "74.2–99.0 n=50"
+    assert shown(9) == "≥49.5 n=9"
     assert shown(1) == "–"
 
 
 def test_a_rate_from_a_time_turns_the_interval_round() -> None:
     data = {"p90": None, "count": 50, "intervals": {"p90": [10.0, 20.0]}}
-    assert percentiles.inverse_cell(data, "p90", 1000.0, 1) == "50–100 n=50"
+    assert percentiles.inverse_cell(data, "p90", 1000.0, 1) == "50.0–100 n=50"
     open_end = {**data, "intervals": {"p90": [10.0, None]}}
     assert percentiles.inverse_cell(open_end, "p90", 1000.0, 1) == "≤100 n=50"
     assert percentiles.inverse_cell({**data, "p90": 8.0}, "p90", 1000.0, 1) == "125.0 n=50"
