@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 SHARED := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-gpu setup-kernels demo test test-slow mutants test-gpu bench bench-layer check check-kernels lint types imports unit fix clean
+.PHONY: help setup setup-dev setup-gpu setup-kernels demo test test-slow test-cluster mutants test-gpu bench bench-layer check check-kernels lint types imports unit fix clean
 
 help: ## list every target
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,10 +32,13 @@ demo: setup ## serve the tiny K3, verify its path, bench it, stop: the main job 
 	@$(BIN)/k3ctl demo
 
 test: setup-dev ## the tests, without a GPU: units, the engine in process, a real server end to end
-	@$(BIN)/python -m pytest $(SHARED) -m "not gpu and not multigpu and not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(SHARED) -m "not gpu and not multigpu and not slow and not cluster" $(ARGS)
 
 test-slow: mutants ## the slow rest: engines killed under load, bench runs, 60 configurations against vLLM, mutants
-	@$(BIN)/python -m pytest -m "slow and not gpu and not multigpu" $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not gpu and not multigpu and not cluster" $(ARGS)
+
+test-cluster: setup-dev ## four hosts on this machine (root; openssh-server, iproute2, util-linux): sshd, cut cables, power loss
+	@$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 mutants: setup-kernels ## break the code on purpose, one edit at a time, and see the tests fail (MUTANTS="--only gate")
 	@$(BIN)/python scripts/mutants.py --jobs 2 $(MUTANTS)
@@ -65,7 +68,7 @@ imports: setup-dev ## import-linter contracts
 	@$(BIN)/lint-imports
 
 unit: setup-dev ## the fast tests only
-	@$(BIN)/python -m pytest $(SHARED) -m "not gpu and not multigpu and not engine and not e2e and not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(SHARED) -m "not gpu and not multigpu and not engine and not e2e and not slow and not cluster" $(ARGS)
 
 fix: setup-dev ## let ruff fix and format
 	@$(BIN)/ruff check --fix .

@@ -32,7 +32,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on std
 
 
 def command(
-    group: typer.Typer, name: str, *, epilog: str | None = None
+    group: typer.Typer, name: str, *, epilog: str | None = None, hidden: bool = False
 ) -> Callable[[Callable[..., CommandResult]], Callable[..., None]]:
     """Register ``fn`` under ``name``, add ``--json``, and render the ``CommandResult`` that it returns.
 
@@ -57,7 +57,7 @@ def command(
         parameters = [*(p for p in signature.parameters.values() if p.name != "as_json"), as_json]
         run.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
-        group.command(name, epilog=epilog)(run)
+        group.command(name, epilog=epilog, hidden=hidden)(run)
         return run
 
     return register

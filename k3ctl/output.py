@@ -134,6 +134,20 @@ def progress(text: str) -> bool:
     return True
 
 
+def redraw(lines: Sequence[str], drawn: int) -> int:
+    """Narration that stays in place: the ``lines``, over the ``drawn`` ones of the last call. On a terminal only.
+
+    Returns how many lines are drawn now; a note in between needs a call without lines first.
+    """
+    if not sys.stderr.isatty():
+        return 0
+    width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    up = f"\x1b[{drawn}A" if drawn else ""
+    text = "".join(f"{printable(line.replace(chr(10), chr(32)))[: width - 1]}\x1b[K\n" for line in lines)
+    print(f"{up}\r\x1b[J{text}", end="", file=sys.stderr, flush=True)
+    return len(lines)
+
+
 def write_text(text: str) -> None:
     """Data for stdout (rendered files, plans, log lines): no wrapping, no colour."""
     _write(printable(text))

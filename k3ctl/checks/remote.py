@@ -6,7 +6,6 @@ A host that does not answer becomes a finding; the others are still judged.
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +14,9 @@ from k3ctl.checks import merge
 from k3ctl.checks.finding import RULES, Finding, Hit
 from k3ctl.checks.merge import Gathered
 from k3ctl.errors import UsageError
+from k3ctl.host import ssh
 from k3ctl.host.shell import MISSING, TIMED_OUT, Output, Run, run
 
-SSH_FAILED = 255
 AT_ONCE = 16
 CLOCK_TOLERANCE_S = 5.0
 
@@ -36,16 +35,14 @@ def collect(nodes: Sequence[str], command: Sequence[str], limit_s: float, exec_:
 
 
 def _one(node: str, command: Sequence[str], limit_s: float, exec_: Run) -> Gathered:
-    connect_s = max(1, int(min(limit_s / 2, 10)))
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}"]
-    argv = ["ssh", *options, "--", node, shlex.join(command)]  # ssh hands one line to the remote shell
+    argv = ssh.argv(node, command, min(limit_s / 2, 10))
     before = time.time()
     output = exec_(argv, limit_s)
     after = time.time()
     if problem := _problem(output, limit_s):
         return _only(RULES[problem[0]].finding(Hit(problem[1]), node))
     try:
-        part = merge.parse(json.loads(output.stdout), source=node)
+        part = merge.parse(json.loads(ssh.document(output.stdout)), source=node)
     except (ValueError, RecursionError) as error:
         return _only(RULES["node.bad-report"].finding(Hit(f"no JSON: {error}"), node))
     except UsageError as error:
@@ -62,7 +59,7 @@ def _problem(output: Output, limit_s: float) -> tuple[str, str] | None:
     said = (output.stderr.strip().splitlines() or [""])[-1][:200]
     if output.code == TIMED_OUT:
         return "node.unreachable", f"no answer within {limit_s:g} s"
-    if output.code == SSH_FAILED:
+    if output.code == ssh.FAILED:
         return "node.unreachable", said or "ssh failed"
     if output.code == MISSING and not output.stdout.strip():
         return "node.no-k3ctl", said or "command not found"

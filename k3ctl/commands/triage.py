@@ -22,7 +22,10 @@ LogsArgument = Annotated[
         metavar="[LOG]...", help="Log files, one per node or rank; default: the latest run's log."
     ),
 ]
-RunOption = Annotated[str | None, typer.Option("--run", metavar="RUN", help="The log of this run.")]
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", metavar="RUN", help="The log of this run; of a group, the logs of all its nodes."),
+]
 
 
 def register(app: typer.Typer, command: Any) -> None:
@@ -47,11 +50,12 @@ def triage(logs: LogsArgument = None, run: RunOption = None) -> CommandResult:
 
     if logs and run:
         raise UsageError("give either log files or --run")
+    notes: list[str] = []
     try:
-        report = scan.scan(logs) if logs else _scan_run(run)
+        report = scan.scan(logs) if logs else _scan_run(run, notes)
     except OSError as error:
         raise UsageError(f"cannot read `{error.filename}`: {error.strerror}") from error
-    warnings = [
+    warnings = notes + [
         f"rule `{rule.id}` was due for another look on {rule.expires}: check {rule.source}"
         for rule in scan.expired(report, date.today())
     ]
@@ -144,13 +148,17 @@ def _where(incident: Incident) -> str:
     return ", ".join(parts)
 
 
-def _scan_run(run_id: str | None) -> Report:
+def _scan_run(run_id: str | None, notes: list[str]) -> Report:
     """The log of a run; how it ends counts only when the run ended by itself."""
+    from k3ctl.commands.runs import groups
     from k3ctl.engine import logs, rundir
+    from k3ctl.engine.rundir import Run
     from k3ctl.triage import scan
 
     if run_id:
-        run = rundir.find(run_id)
+        run = groups.named(run_id)
+        if not isinstance(run, Run):
+            return groups.scan(run, notes)
     else:
         runs = rundir.all_runs()
         if not runs:

@@ -21,6 +21,7 @@ from k3ctl.engine.node import Node
 from k3ctl.engine.rundir import Run
 from k3ctl.engine.territory import SCRATCH_PREFIX
 from k3ctl.errors import UsageError
+from k3ctl.host import network
 
 if TYPE_CHECKING:
     from k3ctl.engine.preflight import Interpreter
@@ -67,6 +68,7 @@ def build(
     words = vllm_args.argv(dataclasses.replace(resolved, args=args))
     env = {
         **resolved.env,
+        **_reached_at(resolved, node, environ),
         **keys,
         "VLLM_PLUGINS": plugins(
             resolved.env.get("VLLM_PLUGINS", environ.get("VLLM_PLUGINS")), python.plugins
@@ -82,6 +84,22 @@ def build(
     key = env.get(KEY) or environ.get(KEY)
     start = (python.path, "-m", "vllm.entrypoints.cli.main", "serve", *words)
     return Command(start, env, args, key or None)
+
+
+def _reached_at(resolved: ResolvedConfig, node: Node | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """What tells vLLM and Gloo at which of its addresses the other nodes reach this one.
+
+    A variable that somebody typed or exported stays. Without these, both look up the host's own name, which on many
+    machines is loopback.
+    """
+    if node is None or node.address is None:
+        return {}
+    wanted = {"VLLM_HOST_IP": node.address, "GLOO_SOCKET_IFNAME": network.interface(node.address)}
+    return {
+        name: value
+        for name, value in wanted.items()
+        if value and not resolved.insists_on(name) and name not in environ
+    }
 
 
 def _without_keys(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -150,7 +168,7 @@ def group(
         return None
     nodes = int(resolved.get("nnodes"))
     launch_id = f"{resolved.profile.name} {nodes} {node.master_addr}:{node.master_port}"
-    key = secret(environ, rundir.state_root() / "peers.secret")
+    key = node.secret or secret(environ, rundir.state_root() / "peers.secret")
     return {
         "rank": node.rank,
         "nodes": nodes,

@@ -24,6 +24,7 @@ from k3ctl.engine.node import Node
 from k3ctl.engine.reaper import BOOT
 from k3ctl.engine.rundir import Run
 from k3ctl.engine.stages import Stage, StageTracker
+from k3ctl.engine.supervisor import REAPER_KILLED
 from k3ctl.engine.territory import Territory, remove_scratch
 from k3ctl.errors import EngineError, UsageError
 
@@ -284,7 +285,7 @@ def _clear_lost(run: Run) -> None:
         for directory in run.scratch:
             remove_scratch(directory)
     if rundir.read(run.dir).state not in rundir.FINAL_STATES:
-        rundir.update(run.dir, state="failed", reason="its reaper was killed", ended_at=time.time())
+        rundir.update(run.dir, state="failed", reason=REAPER_KILLED, ended_at=time.time())
 
 
 def _new_run(resolved: ResolvedConfig, host: str, port: int, node: Node | None, vllm: str) -> Run:

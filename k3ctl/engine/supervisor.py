@@ -31,6 +31,7 @@ from k3ctl.errors import K3Error
 TICK_S = 0.2
 DRAIN_S = 1.0
 """How long the log of an engine that has ended is still read: its children may have a last word."""
+REAPER_KILLED = "its reaper was killed"
 FAILED_GRACE_S = 2.0
 """Grace for an engine that is stopped because another node failed: its ranks spin in a collective."""
 
@@ -192,8 +193,12 @@ class Supervisor:
 
     def _signalled(self, fd: int) -> None:
         for number in os.read(fd, 64):
-            if number in (signal.SIGTERM, signal.SIGINT):
+            if number not in (signal.SIGTERM, signal.SIGINT):
+                continue
+            if os.getppid() == self._territory.session:
                 self.stop("asked to stop")
+            else:
+                self.stop(REAPER_KILLED, failed=True)
 
     def _lifeline_readable(self) -> None:
         """Its only writer is the front end: a byte lets the engine live on, an end means that k3ctl ended."""

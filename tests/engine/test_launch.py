@@ -71,6 +71,8 @@ def test_kill_9_of_one_process_takes_the_whole_run_away(victim, fake_python, lef
         assert run.state == "failed" and "while serving" in run.reason
     if victim == "supervisor":
         assert run.reason == "the supervisor was killed by SIGKILL"
+    if victim == "reaper":
+        assert (run.state, run.reason) == ("failed", "its reaper was killed")
 
 
 def test_kill_9_of_reaper_and_supervisor_together_ends_the_server_and_stop_takes_the_rest(

@@ -40,10 +40,27 @@ MasterOption = Annotated[
     typer.Option("--master-addr", metavar="ADDRESS", help="Address of node 0, the same on every node."),
 ]
 MasterPortOption = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--master-port", metavar="N", help="vLLM's rendezvous port; supervisors talk on it plus 100."
+        "--master-port",
+        metavar="N",
+        min=1,
+        max=65435,
+        help="vLLM's rendezvous port, by default 29501; supervisors talk on it plus 100.",
     ),
+]
+NodesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nodes", metavar="A,B,...", help="Start on these hosts through ssh, as one; node 0 is the first."
+    ),
+]
+NodeLimitOption = Annotated[
+    float,
+    typer.Option("--node-timeout", metavar="S", min=1, help="Time limit for each host of --nodes to answer."),
+]
+RemoteOption = Annotated[
+    str, typer.Option("--remote-k3ctl", metavar="PATH", help="Path of k3ctl on the hosts of --nodes.")
 ]
 VerifyOption = Annotated[
     bool, typer.Option("--verify/--no-verify", help="Prove the decode path once the server is ready.")
@@ -67,6 +84,7 @@ def register(app: typer.Typer, command: Any) -> None:
         epilog="Examples: k3ctl serve --profile cpu-tiny · k3ctl serve -p gb300-tp16 --port 8000 --detach · "
         "k3ctl serve -p cpu-tiny --port 0 --set max_num_seqs=4 · "
         "k3ctl serve -p b300-tp8 --model /data/Kimi-K3 · "
+        "k3ctl serve -p gb300-tp16 --nodes tray0,tray1,tray2,tray3 · "
         "k3ctl serve -p gb300-tp16 --node-rank 1 --master-addr tray0",
     )(serve)
 
@@ -78,9 +96,12 @@ def serve(
     overrides: SetOption = None,
     model: ModelOption = None,
     detach: DetachOption = False,
+    nodes: NodesOption = None,
     node_rank: RankOption = None,
     master_addr: MasterOption = None,
-    master_port: MasterPortOption = 29501,
+    master_port: MasterPortOption = None,
+    node_timeout: NodeLimitOption = 60.0,
+    remote_k3ctl: RemoteOption = "k3ctl",
     verify: VerifyOption = True,
     canary: CanaryOption = False,
     skip_checks: ChecksOption = False,
@@ -88,10 +109,10 @@ def serve(
     """Start the engine of a profile and stay in the foreground until it is stopped.
 
     Ctrl-C stops it gracefully, a second Ctrl-C at once. Nothing of it survives this command, however it
-    ends; with --detach it runs on, to be found by `k3ctl ps`, `k3ctl logs` and `k3ctl stop`. On several
-    nodes run it on each of them: when one fails, all stop.
+    ends; with --detach it runs on, to be found by `k3ctl ps`, `k3ctl logs` and `k3ctl stop`. With --nodes
+    several hosts are started as one through ssh, which must log in without a question: when one fails, all stop.
     """
-    from k3ctl.commands.serve import session
+    from k3ctl.commands.serve import rack, session
     from k3ctl.commands.serve.narrator import Narrator
     from k3ctl.engine import launch
     from k3ctl.profiles import loader
@@ -102,6 +123,15 @@ def serve(
     resolved = resolve(loader.load(profile), typed, os.environ)
     if model is not None:
         resolved = resolved.with_model_path(model)
+    if nodes is not None:
+        if node_rank is not None:
+            raise UsageError("--nodes numbers the nodes itself: leave --node-rank out")
+        return rack.serve(
+            rack.Request(resolved, profile, typed, model, nodes, remote_k3ctl, node_timeout),
+            rack.Launch(host, port, master_addr, master_port, verify, canary),
+            checks=not skip_checks,
+            detach=detach,
+        )
     node = _node(node_rank, master_addr, master_port)
     here, unknown = (None, []) if skip_checks else session.check(resolved, typed)
     seen = session.seen(resolved, here)
@@ -130,11 +160,11 @@ def serve(
         raise
 
 
-def _node(rank: int | None, address: str | None, port: int) -> Node | None:
-    from k3ctl.engine.node import Node
+def _node(rank: int | None, address: str | None, port: int | None) -> Node | None:
+    from k3ctl.engine.node import MASTER_PORT, Node
 
     if rank is None and address is None:
         return None
     if rank is None or address is None:
         raise UsageError("--node-rank and --master-addr belong together: give both")
-    return Node(rank, address, port)
+    return Node(rank, address, port if port is not None else MASTER_PORT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -18,9 +18,11 @@ from k3ctl.output import CommandResult, Lines
 
 if TYPE_CHECKING:
     from k3ctl.checks import Finding
+    from k3ctl.checks.merge import Gathered
     from k3ctl.commands.serve.narrator import Narrator
     from k3ctl.engine.launch import RunningEngine
     from k3ctl.engine.rundir import Run
+    from k3ctl.machine.record import Machine
     from k3ctl.planning.preflight import Preflight
     from k3ctl.profiles.resolve import ResolvedConfig
 
@@ -34,24 +36,40 @@ def check(resolved: ResolvedConfig, overrides: Mapping[str, str] | None = None) 
     ``overrides`` are the ones that were typed, so that the hint can repeat them.
     """
     from k3ctl.checks.merge import Gathered
+
+    machine, started = machines(resolved)
+    return machine.node, judge(resolved, Gathered((started,)), overrides or {})
+
+
+def machines(resolved: ResolvedConfig) -> tuple[Machine, Machine]:
+    """This machine, and the part of it that the engine can see."""
     from k3ctl.engine import rundir
     from k3ctl.machine.read import read
-    from k3ctl.planning.preflight import HOSTS, preflight
-    from k3ctl.planning.proposal import Proposal
 
     machine = read(runs=rundir.sessions())
     chosen = resolved.env.get(VISIBLE, os.environ.get(VISIBLE))
-    here = replace(machine, node=_narrowed(machine.node, chosen))
-    answer = preflight(Proposal(resolved), Gathered((here,)), share=True)
+    return machine, replace(machine, node=_narrowed(machine.node, chosen))
+
+
+def judge(
+    resolved: ResolvedConfig, gathered: Gathered, overrides: Mapping[str, str], nodes: str = ""
+) -> list[str]:
+    """Refuse what cannot work on the machines; warnings about what is not known of them.
+
+    ``nodes``: the hosts as they were typed; without them it is this machine's share.
+    """
+    from k3ctl.planning.preflight import HOSTS, preflight
+    from k3ctl.planning.proposal import Proposal
+
+    answer = preflight(Proposal(resolved), gathered, share=not nodes)
     if answer.blocking:
         raise MachineError(
-            f"this machine cannot serve `{resolved.profile.name}`",
+            f"{nodes or 'this machine'} cannot serve `{resolved.profile.name}`",
             reasons=[_reason(reason) for reason in answer.blocking],
-            hint=hint(resolved, answer, overrides or {}),
+            hint=hint(resolved, answer, overrides, nodes),
         )
     unknown = dict.fromkeys(reason.title for reason in answer.unknowns if reason.id != HOSTS)
-    warnings = [f"not known before the start: {title[:1].lower()}{title[1:]}" for title in unknown]
-    return machine.node, warnings
+    return [f"not known before the start: {title[:1].lower()}{title[1:]}" for title in unknown]
 
 
 def _narrowed(node: Node, chosen: str | None) -> Node:
@@ -87,20 +105,21 @@ def _reason(reason: Finding) -> str:
     return f"{place + ': ' if place else ''}{reason.title}: {reason.evidence}"
 
 
-def hint(resolved: ResolvedConfig, answer: Preflight, overrides: Mapping[str, str]) -> str:
+def hint(resolved: ResolvedConfig, answer: Preflight, overrides: Mapping[str, str], nodes: str = "") -> str:
     """Commands that go on from a refusal: the same start with the nearest accepted values, where there are such."""
     from k3ctl.planning.rules import changes
     from k3ctl.profiles import loader
 
     name = resolved.profile.name
     profile = name if name in loader.names() else shlex.quote(resolved.profile.file)
-    explained = f"`k3ctl doctor --profile {profile}` explains; --skip-checks starts all the same"
+    group = f" --nodes {shlex.quote(nodes)}" if nodes else ""
+    explained = f"`k3ctl doctor{group} --profile {profile}` explains; --skip-checks starts all the same"
     accepted = changes(answer.rules)
     if not accepted:
         return explained
     typed = {key: value for key, value in overrides.items() if not _superseded(key, accepted)} | accepted
     words = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in typed.items())
-    return f"`k3ctl serve -p {profile} {words}` takes the nearest accepted values; {explained}"
+    return f"`k3ctl serve -p {profile}{group} {words}` takes the nearest accepted values; {explained}"
 
 
 def _superseded(key: str, accepted: Mapping[str, str]) -> bool:
@@ -152,12 +171,19 @@ def canary(run: Run, tell: Narrator, api_key: str | None) -> None:
             tell.line(f"  {found.prompt.id}: {fault}: {detail}")
 
 
-def stay(engine: RunningEngine, tell: Narrator, warnings: list[str]) -> CommandResult:
-    """Wait for the end of the engine, telling what the watch finds."""
+def stay(
+    engine: RunningEngine,
+    tell: Narrator,
+    warnings: list[str],
+    until: Callable[[], bool] = lambda: False,
+) -> CommandResult:
+    """Wait for the end of the engine, or ``until`` it shall be left, telling what the watch finds."""
     from k3ctl.engine.launch import failure
 
     told = 0
     while not engine.wait(0.5):
+        if until():
+            return result(engine.run, warnings)
         findings = engine.run.findings
         for finding in findings[told:]:
             tell.line(f"{finding['kind']}: {finding['text']}")

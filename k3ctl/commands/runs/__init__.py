@@ -1,40 +1,45 @@
-"""``k3ctl ps``, ``k3ctl logs``, ``k3ctl stop``: engines that were started with ``k3ctl serve``."""
+"""``k3ctl ps``, ``k3ctl logs``, ``k3ctl stop``: engines that were started with ``k3ctl serve``, groups of nodes too."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from k3ctl import output
+from k3ctl.engine.rundir import Run
 from k3ctl.errors import ExitCode, UsageError
 from k3ctl.output import CommandResult, Lines, Table
 from k3ctl.redact import redactor
 
-if TYPE_CHECKING:
-    from k3ctl.engine.rundir import Run
-
 RunArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="Run id, its beginning, or its URL; default: the live run."),
+    typer.Argument(
+        metavar="[RUN]",
+        help="Id of a run or group, its beginning, or its URL; default: the one that is live.",
+    ),
 ]
-RunsArgument = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or URLs.")]
+RunsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids of runs or groups, or URLs.")
+]
 
 
 def register(app: typer.Typer, command: Any) -> None:
     """Add ``ps``, ``logs`` and ``stop``."""
-    command(app, "ps", epilog="Examples: k3ctl ps · k3ctl ps --all --json")(ps)
+    command(app, "ps", epilog="Examples: k3ctl ps · k3ctl ps --all --json · k3ctl ps --here")(ps)
     command(app, "logs", epilog="Examples: k3ctl logs · k3ctl logs -n 200 3f9a · k3ctl logs -f")(logs)
     command(app, "stop", epilog="Examples: k3ctl stop · k3ctl stop 3f9a · k3ctl stop --all")(stop)
 
 
 def ps(
     every: Annotated[bool, typer.Option("--all", "-a", help="Show runs that have ended too.")] = False,
+    here: Annotated[bool, typer.Option("--here", help="Do not ask the nodes of groups.")] = False,
 ) -> CommandResult:
-    """List the engines that k3ctl runs on this machine."""
+    """List the engines that k3ctl runs on this machine, and the groups of nodes that it started from here."""
+    from k3ctl.commands.runs import groups
     from k3ctl.engine import rundir
 
     shown = [run for run in rundir.all_runs() if every or run.live() or run.status() == "lost"]
@@ -48,10 +53,12 @@ def ps(
     nothing = Lines(
         ["no engine is running" + ("" if every else "; `k3ctl ps --all` shows the ones that ended")]
     )
+    asked = [] if here else groups.asked(every)
+    tables = ([table] if rows else []) + groups.tables(asked)
     return CommandResult(
         "k3ctl.ps/1",
-        {"runs": [as_data(run) for run in shown]},
-        [table if rows else nothing],
+        {"runs": [as_data(run) for run in shown], "groups": groups.data(asked)},
+        tables or [nothing],
         warnings=rundir.damaged(),
     )
 
@@ -61,8 +68,12 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the engine ends.")] = False,
 ) -> CommandResult:
-    """Print the end of an engine's log."""
-    run = _chosen(run_id)
+    """Print the end of an engine's log; of a group, every node's."""
+    from k3ctl.commands.runs import groups
+
+    run = groups.chosen(run_id)
+    if not isinstance(run, Run):
+        return groups.logs(run, lines, follow)
     tail = _tail(run, lines)
     if follow:
         _follow(run, tail)
@@ -76,20 +87,20 @@ def stop(
     run_ids: RunsArgument = None,
     every: Annotated[bool, typer.Option("--all", help="Stop every running engine.")] = False,
 ) -> CommandResult:
-    """Stop engines and take away whatever they hold: processes, ports, shared memory."""
+    """Stop engines and take away whatever they hold: processes, ports, shared memory. A group stops on every node."""
+    from k3ctl.commands.runs import groups
     from k3ctl.engine import launch, rundir
 
     if every and run_ids:
         raise UsageError("give either run ids or --all")
-    if every:
-        chosen = [run for run in rundir.all_runs() if run.live() or run.status() == "lost"]
-    else:
-        chosen = [rundir.find(run_id) for run_id in run_ids] if run_ids else [_chosen(None)]
-    ended = [launch.stop(run) for run in chosen]
-    lines = [f"{run.id}: {run.state}" for run in ended] or ["no engine is running"]
-    data = {"runs": [as_data(run) for run in ended]}
-    left = any(run.status() not in rundir.FINAL_STATES for run in ended)
-    return CommandResult("k3ctl.stop/1", data, [Lines(lines)], ExitCode.FAILED if left else ExitCode.OK)
+    chosen = groups.everything() if every else [groups.chosen(name) for name in run_ids or ("",)]
+    stopped = groups.stop([one for one in chosen if not isinstance(one, Run)])
+    ended = [launch.stop(one) for one in chosen if isinstance(one, Run)]
+    lines = [f"{run.id}: {run.state}" for run in ended] + groups.stop_lines(stopped)
+    data = {"runs": [as_data(run) for run in ended], "groups": groups.data(stopped)}
+    left = any(run.status() not in rundir.FINAL_STATES for run in ended) or not groups.all_over(stopped)
+    code = ExitCode.FAILED if left else ExitCode.OK
+    return CommandResult("k3ctl.stop/1", data, [Lines(lines or ["no engine is running"])], code)
 
 
 def as_data(run: Run) -> dict[str, Any]:
@@ -113,15 +124,6 @@ def as_data(run: Run) -> dict[str, Any]:
         "run_dir": str(run.dir),
         "log": str(run.engine_log),
     }
-
-
-def _chosen(run_id: str | None) -> Run:
-    from k3ctl.engine import rundir
-    from k3ctl.server import which
-
-    if run_id:
-        return rundir.find(run_id)
-    return which.only()
 
 
 def _tail(run: Run, count: int, window_bytes: int = 4 << 20) -> Sequence[str]:
