@@ -129,12 +129,87 @@ for low, high in [(118, 123), (0, 2), (126, 140)]:
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 """
 
+MLA_DECODE = """
+import torch
+from types import SimpleNamespace
+from runtime.kernels.mla import triton_core, triton_sides
+from runtime.kernels.mla.composed import mla_query, mla_core, mla_value
+from runtime.kernels.mla.sharded import merge_partials, shard_length
+from runtime.kernels.mla.shapes import split, parts_of
+
+torch.manual_seed(0)
+DN, KEY, L, V, R, BLOCK = 16, 16, 32, 16, 48, 24
+EPS, SCALE = 0.3, 0.21
+CASES = [  # heads, tokens, lengths, span, ctas, ranks, rank
+    (3, 1, [1], 1, 4, 1, 0),
+    (12, 1, [200, 0, 31, 33, 1], 2, 5, 1, 0),
+    (6, 3, [70, 2, 0], 1, 3, 1, 0),
+    (17, 4, [50, 33], 1, 5, 1, 0),
+    (3, 2, [100, 2, 0, 41], 1, 4, 3, 1),
+    (2, 2, [1, 97], 1, 9, 3, 2),
+]
+for heads, tokens, lengths, span, ctas, ranks, rank in CASES:
+    spec = SimpleNamespace(heads=heads, tokens=tokens, eps=EPS, scale=SCALE, ranks=ranks, rank=rank)
+    way, rows = split(heads, tokens, span, ctas), len(lengths) * tokens
+    projected = torch.randn(rows, R + L + KEY + heads * V)
+    q_a, kv_a, gate = projected.split([R, L + KEY, heads * V], 1)
+    q_norm, kv_norm = torch.rand(R) + 0.5, torch.rand(L) + 0.5
+    w_qb, kv_b = torch.randn(heads * (DN + KEY), R) / 7, torch.randn(heads, DN + V, L) / 4
+    w_uk, w_uv = kv_b[:, :DN], kv_b[:, DN:]
+    held = [shard_length(n, ranks, rank) for n in lengths]
+    pages = [-(-n // BLOCK) for n in held]
+    cache = torch.full((sum(pages) + 2, BLOCK, L + KEY), float("nan"))
+    table = torch.full((len(lengths), 12), -1, dtype=torch.int32)
+    order, slots = (torch.randperm(sum(pages)) + 1).tolist(), []
+    for b, n in enumerate(lengths):
+        table[b, : pages[b]] = torch.tensor([order.pop() for _ in range(pages[b])], dtype=torch.int32)
+        for position in range(n):
+            if position % ranks == rank and position < n - tokens:
+                row = position // ranks
+                cache[table[b, row // BLOCK], row % BLOCK] = torch.randn(L + KEY)
+        for position in range(n - tokens, n):
+            row, here = position // ranks, position >= 0 and position % ranks == rank
+            slots.append(int(table[b, row // BLOCK]) * BLOCK + row % BLOCK if here else -1)
+    if heads == 17:
+        table[0, 1] = -1  # a page that is missing
+    slots, n = torch.tensor(slots), torch.tensor(lengths, dtype=torch.int32)
+    expected_cache = cache.clone()
+    expected_query = mla_query(q_a, q_norm, w_qb, w_uk, EPS)
+    site = {"eps": EPS, "scale": SCALE, "ranks": ranks, "rank": rank}
+    expected_o, expected_lse = mla_core(expected_query, kv_a, kv_norm, expected_cache, table, n, slots, **site)
+    expected = mla_value(expected_o[None], expected_lse[None], w_uv, gate)
+
+    q, query = torch.full((rows, heads, DN + KEY), float("nan")), torch.full((rows, heads, L + KEY), float("nan"))
+    triton_sides.run_query(spec, q_a, q_norm, w_qb, q, pdl=False)
+    triton_sides.run_absorb(q, w_uk, query, pdl=False)
+    torch.testing.assert_close(query, expected_query, rtol=1e-4, atol=1e-4)
+    places = way.places(len(lengths))
+    o, lse = torch.full((places, way.rows, L), float("nan")), torch.full((places, way.rows), float("nan"))
+    triton_core.run(spec, way, query, kv_a, kv_norm, cache, table, n, slots, o, lse, pdl=False)
+    torch.testing.assert_close(cache, expected_cache, rtol=1e-5, atol=1e-5, equal_nan=True)
+    used = sorted(place for part in parts_of(held, way) for place in part)
+    assert used == (~lse.isnan()).any(1).nonzero().flatten().tolist()
+    merged, merged_lse = torch.full((rows, heads, L), float("nan")), torch.full((rows, heads), float("nan"))
+    triton_sides.run_merge(spec, way, o, lse, n, merged, merged_lse, pdl=False)
+    torch.testing.assert_close(merged, expected_o, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(merged_lse, expected_lse, rtol=1e-4, atol=1e-5)
+    out = torch.full((rows, heads * V), float("nan"))
+    triton_sides.run_value(spec, way, o, lse, n, w_uv, gate, out, pdl=False)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    shards, shard_lse = torch.randn(3, rows, heads, L), torch.randn(3, rows, heads) * 90
+    shard_lse[1, 0], shards[1, 0], shard_lse[:, rows - 1] = float("-inf"), float("nan"), float("-inf")
+    out.fill_(float("nan"))
+    triton_sides.run_value(spec, way, shards, shard_lse, n, w_uv, gate, out, shards=3, pdl=False)
+    torch.testing.assert_close(out, mla_value(shards, shard_lse, w_uv, gate), rtol=1e-4, atol=1e-4)
+"""
+
 
 SCRIPTS = {
     "attn_res": ATTN_RES,
     "kda_decode": KDA_DECODE,
     "moe_route": MOE_ROUTE,
     "moe_experts": MOE_EXPERTS,
+    "mla_decode": MLA_DECODE,
 }
 
 

@@ -66,7 +66,7 @@ def ptx(code, constraints, operands, results=None, *, pure=False, loc=None, ip=N
     return None if results is None else results(block)
 
 
-def _op(build):
+def operation(build):
     """Turn `build(*args) -> (code, constraints, operands, results, pure)` into a DSL operation."""
 
     @dsl_user_op
@@ -94,49 +94,49 @@ def _global_load(pointer, count, kind, result, cached=False):
     return code, constraints, (pointer,), (result,) * count, False
 
 
-@_op
+@operation
 def load_weight(pointer, words=4):
     """`words` 32-bit words of a static weight."""
     return _global_load(pointer, words, "r", Uint32)
 
 
-@_op
+@operation
 def load_activation(pointer, words=4, cached=False):
     """`words` 32-bit words that an earlier kernel of the step wrote; `cached` keeps the rest of a sector in L1."""
     return _global_load(pointer, words, "r", Uint32, cached)
 
 
-@_op
+@operation
 def load_state(pointer, words=4):
     """`words` FP32 values of a state that this kernel updates in place."""
     return _global_load(pointer, words, "f", Float32)
 
 
-@_op
+@operation
 def load_bf16_bits(pointer):
     """One BF16, as the low half of a 32-bit word; activation or weight, so never non-coherent."""
     return "ld.global.u16 $0, [$1];", "=r,l,~{memory}", (pointer,), Uint32, False
 
 
-@_op
+@operation
 def load_int(pointer):
     """One 32-bit integer of a table that the host wrote before the launch."""
     return "ld.global.s32 $0, [$1];", "=r,l,~{memory}", (pointer,), Int32, False
 
 
-@_op
+@operation
 def load_byte(pointer):
     """One unsigned byte, as a 32-bit word."""
     return "ld.global.u8 $0, [$1];", "=r,l,~{memory}", (pointer,), Uint32, False
 
 
-@_op
+@operation
 def load_float(pointer):
     """One FP32."""
     return "ld.global.f32 $0, [$1];", "=f,l,~{memory}", (pointer,), Float32, False
 
 
-@_op
+@operation
 def load_published(pointer, words=4):
     """`words` 32-bit words that other CTAs of this launch wrote before a `count_up` that this CTA has seen."""
     suffix, registers = _vector(words, 0)
@@ -144,14 +144,14 @@ def load_published(pointer, words=4):
     return code, ",".join(["=r"] * words + ["l", "~{memory}"]), (pointer,), (Uint32,) * words, False
 
 
-@_op
+@operation
 def count_up(pointer):
     """Add 1 to a counter that all CTAs share and return what it was; orders this thread's accesses around it."""
     code = "atom.acq_rel.gpu.global.add.s32 $0, [$1], 1;"
     return code, "=r,l,~{memory}", (pointer,), Int32, False
 
 
-@_op
+@operation
 def reset_counter(pointer):
     """Set a shared counter to 0."""
     return "st.relaxed.gpu.global.s32 [$0], 0;", "l,~{memory}", (pointer,), None, False
@@ -163,26 +163,26 @@ def _global_store(pointer, values, kind):
     return f"st.global{suffix}.b32 [$0], {registers};", constraints, (pointer, *values), None, False
 
 
-@_op
+@operation
 def store_words(pointer, words):
     """A tuple of 32-bit words to global memory."""
     return _global_store(pointer, words, "r")
 
 
-@_op
+@operation
 def store_floats(pointer, values):
     """A tuple of FP32 values to global memory."""
     return _global_store(pointer, values, "f")
 
 
-@_op
+@operation
 def store_bf16(pointer, value):
     """One FP32 rounded to BF16, to global memory."""
     code = "{ .reg .b16 half; cvt.rn.bf16.f32 half, $1; st.global.b16 [$0], half; }"
     return code, "l,f,~{memory}", (pointer, Float32(value)), None, False
 
 
-@_op
+@operation
 def store_bf16_bits(pointer, bits):
     """The low half of a 32-bit word, to global memory."""
     code = "{ .reg .b16 half; cvt.u16.u32 half, $1; st.global.b16 [$0], half; }"
@@ -207,7 +207,7 @@ def unpack(words):
     return tuple(half(word) for word in words for half in (bf16_low, bf16_high))
 
 
-@_op
+@operation
 def _pack2(low, high):
     return "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", (Float32(low), Float32(high)), Uint32, True
 
@@ -217,25 +217,25 @@ def pack(values):
     return tuple(_pack2(values[i], values[i + 1]) for i in range(0, len(values), 2))
 
 
-@_op
+@operation
 def scale_bf16(pair, factor):
     """The BF16x2 product of two BF16x2 words, rounded to nearest even; subnormals are kept."""
     return "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", (pair, factor), Uint32, True
 
 
-@_op
+@operation
 def multiply_add(a, b, c):
     """The low 32 bits of `a * b + c`."""
     return "mad.lo.u32 $0, $1, $2, $3;", "=r,r,r,r", (a, b, Uint32(c)), Uint32, True
 
 
-@_op
+@operation
 def permute_bytes(low, high, selector):
     """Four bytes out of the eight of (`low`, `high`); nibble i of `selector` says which becomes byte i."""
     return "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", (low, high, Uint32(selector)), Uint32, True
 
 
-@_op
+@operation
 def again(word):
     """The same 32-bit word, as if it were a new one: what was derived from it before is derived anew, not kept."""
     return "mov.b32 $0, $1;", "=r,r", (word,), Uint32, False
@@ -251,7 +251,7 @@ def as_bits(value):
     return Uint32(llvm.bitcast(T.i32(), value.ir_value()))
 
 
-@_op
+@operation
 def fma(a, b, c):
     """`a * b + c`, fused (the DSL leaves contraction of `a * b + c` to the compiler)."""
     return "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", (Float32(a), Float32(b), Float32(c)), Float32, True
@@ -262,7 +262,7 @@ def sigmoid(value):
     return cute.arch.rcp_approx(Float32(1) + cute.math.exp(-value, fastmath=True))
 
 
-@_op
+@operation
 def mma_bf16(a, b, c):
     """`c + a @ b` on the tensor cores, m16n8k16: four words of A, two of B, four FP32 of C per lane.
 
@@ -279,7 +279,7 @@ def mma_bf16(a, b, c):
 # ---- shared memory, clusters ------------------------------------------------------------------------------
 
 
-@_op
+@operation
 def push(pointer, value, barrier, peer):
     """Store one FP32 at `pointer`'s place in CTA `peer` of the cluster; completes 4 bytes on its `barrier`."""
     code = (
@@ -290,7 +290,7 @@ def push(pointer, value, barrier, peer):
     return code, "r,f,r,r,~{memory}", (pointer, value, barrier, Int32(peer)), None, False
 
 
-@_op
+@operation
 def push4(pointer, values, barrier, peer):
     """Store four FP32 at `pointer`'s place in CTA `peer` of the cluster; completes 16 bytes on its `barrier`."""
     code = (
@@ -301,7 +301,7 @@ def push4(pointer, values, barrier, peer):
     return code, "r,f,f,f,f,r,r,~{memory}", (pointer, *values, barrier, Int32(peer)), None, False
 
 
-@_op
+@operation
 def _try_wait(barrier, phase):
     code = (
         "{ .reg .pred done; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$1], $2; "
@@ -318,40 +318,40 @@ def wait_pushes(barrier, phase=0):
         done = _try_wait(barrier, phase)
 
 
-@_op
+@operation
 def copy_activation(shared, pointer, present):
     """Start copying 16 bytes of an activation to shared memory; zeros instead if `present` is 0."""
     code = "{ .reg .b32 size; shl.b32 size, $2, 4; cp.async.cg.shared.global [$0], [$1], 16, size; }"
     return code, "r,l,r,~{memory}", (shared, pointer, Int32(present)), None, False
 
 
-@_op
+@operation
 def copy_bulk(shared, pointer, size, barrier):
     """Have the copy engine bring `size` contiguous bytes to shared memory; completes them on `barrier`."""
     code = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
     return code, "r,l,r,r,~{memory}", (shared, pointer, Int32(size), barrier), None, False
 
 
-@_op
+@operation
 def prefetch_bulk(pointer, size):
     """Bring `size` contiguous bytes of a weight to the L2 cache."""
     return "cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r,~{memory}", (pointer, Int32(size)), None, False
 
 
-@_op
+@operation
 def arrive_after_copies(barrier):
     """Arrive once on `barrier` when all copies that this thread has started are done."""
     return "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", (barrier,), None, False
 
 
-@_op
+@operation
 def load_shared4(pointer):
     """Four FP32 values from shared memory."""
     code = "ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];"
     return code, "=f,=f,=f,=f,r,~{memory}", (pointer,), (Float32,) * 4, False
 
 
-@_op
+@operation
 def load_shared_words(pointer):
     """Four 32-bit words from shared memory."""
     return (
@@ -363,49 +363,49 @@ def load_shared_words(pointer):
     )
 
 
-@_op
+@operation
 def load_shared_bf16_bits(pointer):
     """One BF16 from shared memory, as the low half of a 32-bit word."""
     return "ld.shared.u16 $0, [$1];", "=r,r,~{memory}", (pointer,), Uint32, False
 
 
-@_op
+@operation
 def store_shared4(pointer, values):
     """Four FP32 values to shared memory."""
     return "st.shared.v4.f32 [$0], {$1,$2,$3,$4};", "r,f,f,f,f,~{memory}", (pointer, *values), None, False
 
 
-@_op
+@operation
 def mark_shared(pointer, bits):
     """Or `bits` into a 32-bit word of shared memory."""
     return "red.shared.or.b32 [$0], $1;", "r,r,~{memory}", (pointer, bits), None, False
 
 
-@_op
+@operation
 def count_shared(pointer):
     """Add 1 to a 32-bit word of shared memory and return what it was."""
     return "atom.shared.add.u32 $0, [$1], 1;", "=r,r,~{memory}", (pointer,), Uint32, False
 
 
-@_op
+@operation
 def load_shared_pair(pointer):
     """Two 32-bit words from shared memory."""
     return "ld.shared.v2.b32 {$0,$1}, [$2];", "=r,=r,r,~{memory}", (pointer,), (Uint32,) * 2, False
 
 
-@_op
+@operation
 def store_shared_pair(pointer, words):
     """Two 32-bit words to shared memory."""
     return "st.shared.v2.b32 [$0], {$1,$2};", "r,r,r,~{memory}", (pointer, *words), None, False
 
 
-@_op
+@operation
 def load_shared_word(pointer):
     """One 32-bit word from shared memory."""
     return "ld.shared.b32 $0, [$1];", "=r,r,~{memory}", (pointer,), Uint32, False
 
 
-@_op
+@operation
 def store_shared_word(pointer, word):
     """One 32-bit word to shared memory."""
     return "st.shared.b32 [$0], $1;", "r,r,~{memory}", (pointer, Uint32(word)), None, False
@@ -414,13 +414,13 @@ def store_shared_word(pointer, word):
 # ---- warp reductions --------------------------------------------------------------------------------------
 
 
-@_op
+@operation
 def warp_max(word):
     """Largest of an unsigned word over the warp."""
     return "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r", (word,), Uint32, False
 
 
-@_op
+@operation
 def warp_min(word):
     """Smallest of an unsigned word over the warp."""
     return "redux.sync.min.u32 $0, $1, 0xffffffff;", "=r,r", (word,), Uint32, False
