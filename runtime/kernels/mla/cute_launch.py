@@ -67,7 +67,11 @@ ROLES: tuple[Role, ...] = (
     "output",  # o
     "output",  # lse
     "weight",  # zeros
-    *["scalar"] * 5,  # span, ranks, rank, eps, scale
+    "scalar",  # span
+    "scalar",  # ranks
+    "scalar",  # rank
+    "scalar",  # eps
+    "scalar",
 )
 
 

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from runtime.kernels.common.launch.triton_compile import triton_image
 from runtime.kernels.common.launch.triton_wait import dependency_wait
-from runtime.kernels.common.workshop.audit import Limits
+from runtime.kernels.common.workshop.audit import Limits, Role
 from runtime.kernels.common.workshop.builds import Build
 from runtime.kernels.mla.shapes import KEY, LATENT, TILE
 
@@ -219,13 +219,15 @@ def _build(heads, tokens, rows, groups) -> Build:
     constants = sizes | {"GROUPS": groups, "TILE": TILE, "BB": 64, "PDL": True}
     signature = _TYPES | dict.fromkeys(_NUMBERS, "i32") | dict.fromkeys(("eps", "scale"), "fp32")
     signature |= dict.fromkeys(constants, "constexpr")
-    roles = ("activation", "activation", "weight", "state", "table", "table", "table", "output", "output")
+    tensors: list[Role] = ["activation", "activation", "weight", "state"]
+    tensors += ["table", "table", "table", "output", "output"]
+    scalars: list[Role] = ["scalar"] * (len(_NUMBERS) + 4)
     return Build(
         f"mla core triton heads={heads} tokens={tokens}",
         mla_core_kernel.__name__,
         lambda target: triton_image(
             mla_core_kernel, target, signature, constants, warps=WARPS, aligned=len(_TYPES)
         ),
-        (*roles, *["scalar"] * (len(_NUMBERS) + 4)),
+        (*tensors, *scalars),
         limits=Limits(stack_bytes=2048),  # the fallback may spill
     )

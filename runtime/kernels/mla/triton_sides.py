@@ -5,7 +5,7 @@ import triton.language as tl
 
 from runtime.kernels.common.launch.triton_compile import triton_image
 from runtime.kernels.common.launch.triton_wait import dependency_wait
-from runtime.kernels.common.workshop.audit import Limits
+from runtime.kernels.common.workshop.audit import Limits, Role
 from runtime.kernels.common.workshop.builds import Build
 from runtime.kernels.mla.shapes import HEAD, KEY, LATENT, NOPE, TILE, VALUE
 from runtime.kernels.mla.triton_core import _plan
@@ -215,7 +215,7 @@ def mla_merge_kernel(
     tl.store(p_lse + b_at, b_lse)
 
 
-def _options(pdl: bool) -> dict:
+def _options(pdl: bool) -> dict[str, object]:
     return {"num_warps": WARPS, **({"launch_pdl": True} if pdl else {})}
 
 
@@ -305,10 +305,11 @@ def builds() -> list[Build]:
 def _build(kernel, types, constants, roles, note="") -> Build:
     signature = types | dict.fromkeys(constants, "constexpr")
     pointers = len(roles)
+    scalars: list[Role] = ["scalar"] * (len(types) - pointers + 2)
     return Build(
         f"mla triton {kernel.__name__}{note}",
         kernel.__name__,
         lambda target: triton_image(kernel, target, signature, constants, warps=WARPS, aligned=pointers),
-        (*roles, *["scalar"] * (len(types) - pointers + 2)),
+        (*roles, *scalars),
         limits=Limits(stack_bytes=1024),  # the fallback may spill
     )
