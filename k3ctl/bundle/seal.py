@@ -29,9 +29,8 @@ def sums(directory: Path) -> str:
 
 def statement(sums_text: str, manifest: Mapping[str, Any]) -> str:
     """The in-toto statement (v1) over ``SHA256SUMS``; sign it with cosign or any DSSE tool."""
-    predicate = {
-        name: manifest[name] for name in ("schema", "id", "preset", "model", "deployment", "validity")
-    }
+    stated = ("schema", "id", "preset", "tiers", "model", "deployment", "servers", "validity")
+    predicate = {name: manifest[name] for name in stated if name in manifest}
     subject = {"name": SUMS, "digest": {"sha256": hashlib.sha256(sums_text.encode()).hexdigest()}}
     value = {
         "_type": "https://in-toto.io/Statement/v1",

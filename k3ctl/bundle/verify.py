@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from k3ctl.bundle import seal
-from k3ctl.bundle.write import SCHEMA, validity
+from k3ctl.bundle.kind import Kind
+from k3ctl.bundle.write import BENCH
 from k3ctl.errors import K3Error, UsageError
-from k3ctl.loadtest import summary as summaries
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,17 @@ class Check:
     detail: str
 
 
-def verify(directory: Path) -> list[Check]:
-    """Every check of a bundle directory.
+def kind_of(directory: Path, kinds: Sequence[Kind]) -> Kind:
+    """The kind that the manifest names; the first one where it names none of them, so that verifying says so."""
+    try:
+        schema = _json(directory / "manifest.json").get("schema")
+    except K3Error:
+        schema = None
+    return next((kind for kind in kinds if kind.schema == schema), kinds[0])
+
+
+def verify(directory: Path, kind: Kind = BENCH) -> list[Check]:
+    """Every check of a bundle directory of that kind.
 
     Raises:
         UsageError: the directory is no bundle at all.
@@ -33,7 +42,12 @@ def verify(directory: Path) -> list[Check]:
         raise UsageError(
             f"`{directory}` is not a bundle", hint="expected a directory with manifest.json and SHA256SUMS"
         )
-    return [_files(directory), _statement(directory), _manifest(directory), _summary(directory)]
+    return [
+        _files(directory),
+        _statement(directory, kind),
+        _manifest(directory, kind),
+        _summary(directory, kind),
+    ]
 
 
 def passed(checks: list[Check]) -> bool:
@@ -41,14 +55,14 @@ def passed(checks: list[Check]) -> bool:
     return all(check.ok for check in checks)
 
 
-def verified_summary(directory: Path) -> dict[str, Any]:
+def verified_summary(directory: Path, kind: Kind = BENCH) -> dict[str, Any]:
     """The summary of a bundle that passes every check.
 
     Raises:
         UsageError: no bundle.
         K3Error: it does not verify.
     """
-    bad = [check for check in verify(directory) if not check.ok]
+    bad = [check for check in verify(directory, kind) if not check.ok]
     if bad:
         raise K3Error(
             f"`{directory.name}` does not verify", reasons=[f"{check.name}: {check.detail}" for check in bad]
@@ -56,16 +70,16 @@ def verified_summary(directory: Path) -> dict[str, Any]:
     return _json(directory / "summary.json")
 
 
-def manifest(directory: Path) -> dict[str, Any]:
+def manifest(directory: Path, kind: Kind = BENCH) -> dict[str, Any]:
     """The manifest of a bundle.
 
     Raises:
         UsageError: missing, damaged, or of another version.
     """
     value = _json(directory / "manifest.json")
-    if value.get("schema") != SCHEMA:
+    if value.get("schema") != kind.schema:
         raise UsageError(
-            f"`{directory}` is not a {SCHEMA} bundle", hint=f"its schema is `{value.get('schema')}`"
+            f"`{directory}` is not a {kind.schema} bundle", hint=f"its schema is `{value.get('schema')}`"
         )
     return value
 
@@ -98,11 +112,11 @@ def _listed(text: str) -> Iterator[tuple[str, str]]:
         yield name, digest
 
 
-def _statement(directory: Path) -> Check:
+def _statement(directory: Path, kind: Kind) -> Check:
     """The statement must be, byte for byte, the one that follows from ``SHA256SUMS`` and the manifest."""
     try:
         text = (directory / seal.SUMS).read_text(encoding="utf-8")
-        expected = seal.statement(text, manifest(directory))
+        expected = seal.statement(text, manifest(directory, kind))
         found = (directory / seal.STATEMENT).read_bytes()
     except (OSError, KeyError, ValueError, K3Error) as error:
         return Check("statement", False, f"{seal.STATEMENT}: {error}")
@@ -112,10 +126,10 @@ def _statement(directory: Path) -> Check:
     )
 
 
-def _manifest(directory: Path) -> Check:
+def _manifest(directory: Path, kind: Kind) -> Check:
     try:
-        found = manifest(directory)
-        computed = validity(_json(directory / "summary.json"))
+        found = manifest(directory, kind)
+        computed = kind.validity(_json(directory / "summary.json"))
     except (KeyError, TypeError, K3Error) as error:
         return Check("manifest", False, str(error))
     stated = found.get("validity") or {}
@@ -128,11 +142,11 @@ def _manifest(directory: Path) -> Check:
     return Check("manifest", ok, text)
 
 
-def _summary(directory: Path) -> Check:
+def _summary(directory: Path, kind: Kind) -> Check:
     try:
         stored = _json(directory / "summary.json")
         # through JSON once, as the stored one went
-        computed = json.loads(json.dumps(summaries.summarize(directory / "raw")))
+        computed = json.loads(json.dumps(kind.summarize(directory / "raw"), default=list))
     except (KeyError, TypeError, ValueError, K3Error) as error:
         return Check("summary", False, f"cannot be recomputed: {error}")
     different = sorted(name for name in {*stored, *computed} if stored.get(name) != computed.get(name))

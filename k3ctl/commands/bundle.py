@@ -1,4 +1,4 @@
-"""``k3ctl bundle``: check, read and pack the evidence that a benchmark left."""
+"""``k3ctl bundle``: check, read and pack the evidence that a benchmark or a validation left."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from k3ctl.errors import ExitCode, UsageError
 from k3ctl.output import CommandResult, Lines, Table
+
+if TYPE_CHECKING:
+    from k3ctl.bundle.kind import Kind
 
 BundleArgument = Annotated[Path, typer.Argument(help="Bundle directory or archive.")]
 
@@ -29,7 +32,7 @@ def verify(path: BundleArgument) -> CommandResult:
     from k3ctl.bundle import verify as core
 
     with archive.opened(path) as directory:
-        checks = core.verify(directory)
+        checks = core.verify(directory, core.kind_of(directory, kinds()))
     rows = [["ok" if check.ok else "FAILED", check.name, check.detail] for check in checks]
     return CommandResult(
         "k3ctl.bundle.verify/1",
@@ -47,14 +50,11 @@ def report(
     ] = Format.MARKDOWN,
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of stdout.")] = None,
 ) -> CommandResult:
-    """Render a bundle: a Markdown table ready for a pull request, or a self-contained HTML page with plots."""
+    """Render a bundle: a Markdown table ready for a pull request, or a self-contained HTML page."""
     from k3ctl.bundle import archive
-    from k3ctl.bundle.html import page
-    from k3ctl.bundle.report import load, markdown
 
     with archive.opened(path) as directory:
-        loaded = load(directory)
-        text = page(loaded) if format_ is Format.HTML else markdown(loaded)
+        text = _rendered(directory, format_)
     if out is None:
         return CommandResult(
             "k3ctl.bundle.report/1", {"format": format_.value, "text": text}, [Lines(text.splitlines())]
@@ -64,6 +64,25 @@ def report(
     out.write_text(text, encoding="utf-8")
     data = {"format": format_.value, "file": str(out)}
     return CommandResult("k3ctl.bundle.report/1", data, [Lines([f"wrote {out}"])])
+
+
+def kinds() -> list[Kind]:
+    """Every kind of bundle there is."""
+    from k3ctl.bundle.write import BENCH
+    from k3ctl.validate.bundle import VALIDATION
+
+    return [BENCH, VALIDATION]
+
+
+def _rendered(directory: Path, format_: Format) -> str:
+    from k3ctl.bundle import html, verify
+    from k3ctl.bundle import report as bench
+    from k3ctl.validate import bundle as validation
+
+    if verify.kind_of(directory, kinds()) is validation.VALIDATION:
+        return validation.rendered(directory, "report.html" if format_ is Format.HTML else "report.md")
+    loaded = bench.load(directory)
+    return html.page(loaded) if format_ is Format.HTML else bench.markdown(loaded)
 
 
 def pack(
@@ -85,7 +104,11 @@ def pack(
 
 def register(app: typer.Typer, command: Callable[..., Any]) -> None:
     """Add the ``bundle`` group."""
-    group = typer.Typer(name="bundle", help="Check, read and pack benchmark evidence.", no_args_is_help=True)
+    group = typer.Typer(
+        name="bundle",
+        help="Check, read and pack the evidence of a benchmark or a validation.",
+        no_args_is_help=True,
+    )
     command(group, "verify", epilog="Example: k3ctl bundle verify results.k3b.tar.gz")(verify)
     command(group, "report", epilog="Example: k3ctl bundle report DIR --format html --out report.html")(
         report

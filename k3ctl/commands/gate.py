@@ -1,8 +1,8 @@
-"""``k3ctl gate BASE NEW``: has a deployment become slower, beyond what two measurements can show?"""
+"""``k3ctl gate BASE NEW``: has a deployment become slower, beyond what two measurements can show, or wrong?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,7 @@ from k3ctl.errors import ExitCode, K3Error, UsageError, unknown
 from k3ctl.output import Block, CommandResult, Lines, Table
 
 if TYPE_CHECKING:
+    from k3ctl.bundle.kind import Kind
     from k3ctl.loadtest.gate import GateVerdict
 
 EXAMPLE = (
@@ -40,15 +41,34 @@ def gate(
     """Compare two bundles; exit 1 on a regression beyond the threshold and both resolutions.
 
     Both bundles are verified first. Only rows whose guards passed and whose conditions are all known and equal are
-    compared; a row that could not be compared fails too. To gate a change, name it: ``--vary versions``.
+    compared; a row that could not be compared fails too. To gate a change, name it: ``--vary versions``. Of two
+    validations, every check that passed must pass: what is void, unknown or missing now is a regression.
     """
+    if threshold < 0:
+        raise UsageError(f"--threshold {threshold:g} is negative", hint="give the tolerated loss in percent")
+    (kind, before), (other, after) = _opened(base), _opened(new)
+    if kind is not other:
+        raise UsageError(
+            f"`{base}` and `{new}` are not of one kind", hint=f"{kind.schema} and {other.schema}"
+        )
+    from k3ctl.bundle.write import BENCH
+
+    if kind is BENCH:
+        return _of_benches(before, after, threshold, _varied(vary or []), strict=strict)
+    return _of_validations(before, after, vary or [], strict=strict)
+
+
+def _of_benches(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    threshold: float,
+    varied: frozenset[str],
+    *,
+    strict: bool,
+) -> CommandResult:
     from k3ctl.loadtest import gate as core
     from k3ctl.loadtest.conditions import CONDITIONS
 
-    if threshold < 0:
-        raise UsageError(f"--threshold {threshold:g} is negative", hint="give the tolerated loss in percent")
-    varied = _varied(vary or [])
-    before, after = _summary(base), _summary(new)
     verdicts, refused = core.gate(before, after, threshold=threshold / 100, varied=varied)
     reasons = sorted({reason for pair in refused for reason in pair.reasons})
     reasons += core.missing(before, after)
@@ -97,12 +117,46 @@ def _varied(names: Sequence[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _summary(path: Path) -> dict[str, Any]:
-    """The summary of a bundle that verifies."""
+def _of_validations(
+    before: Mapping[str, Any], after: Mapping[str, Any], vary: Sequence[str], *, strict: bool
+) -> CommandResult:
+    from k3ctl.validate import gate as core
+
+    for name in vary:
+        if name not in core.SAME_MODEL:
+            raise unknown("condition of a validation", name, core.SAME_MODEL)
+    reasons = core.refused(before, after, frozenset(vary))
+    verdicts = core.compare(before, after)
+    if reasons or not any(verdict.base == "passed" for verdict in verdicts):
+        raise K3Error(
+            "nothing in the two bundles is comparable",
+            reasons=reasons or ["no check passed in the base"],
+            hint="another model on purpose is named by `--vary model_digest`" if reasons else None,
+        )
+    failed = list(core.failing(verdicts, strict=strict))
+    told = [v for v in verdicts if v in failed or v.outcome != "same"]
+    columns = ("check", "server", "base", "new", "outcome", "finding")
+    rows = [[v.check, v.server or "–", v.base, v.new, v.outcome, v.statement] for v in told]
+    same = sum(v.outcome == "same" for v in verdicts)
+    changes = core.changes(before, after)
+    lines = [f"{same} of {len(verdicts)} checks as before", *(f"changed: {text}" for text in changes)]
+    return CommandResult(
+        "k3ctl.gate-validation/1",
+        {"verdicts": [asdict(v) for v in verdicts], "changes": changes},
+        [*([Table(columns, rows, "gate")] if rows else []), Lines(lines)],
+        ExitCode.FAILED if failed else ExitCode.OK,
+        [f"{v.check}: {v.outcome}, {v.base} before and {v.new} now" for v in failed],
+    )
+
+
+def _opened(path: Path) -> tuple[Kind, dict[str, Any]]:
+    """The kind and the summary of a bundle that verifies."""
     from k3ctl.bundle import archive, verify
+    from k3ctl.commands.bundle import kinds
 
     with archive.opened(path) as directory:
-        return verify.verified_summary(directory)
+        kind = verify.kind_of(directory, kinds())
+        return kind, verify.verified_summary(directory, kind)
 
 
 def _cells(verdict: GateVerdict) -> list[str]:

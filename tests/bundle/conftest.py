@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from k3ctl.bundle.write import Surroundings, write
+from k3ctl.bundle.parts import Surroundings
+from k3ctl.bundle.write import write
 from k3ctl.engine.rundir import Run
 from tests.bundle.planted import ENVIRONMENT
 from tests.loadtest import results

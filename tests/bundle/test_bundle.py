@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from k3ctl.bundle import archive, seal, verify
-from k3ctl.bundle.write import Surroundings
+from k3ctl.bundle.parts import Surroundings
 from k3ctl.engine.rundir import Run
 from k3ctl.errors import UsageError
 from tests.bundle.planted import SECRETS

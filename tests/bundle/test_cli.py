@@ -83,7 +83,8 @@ def test_gate_passes_and_fails_by_exit_code(k3ctl: Any, make_bundle: Make) -> No
     metrics = report["benchmarks"][0]["metrics"]
     metrics["time_to_first_token_ms"]["successful"].update(mean=900.0, min=890.0, max=910.0, std_dev=9.0)
     (slower / "raw" / "guidellm.json").write_text(json.dumps(report))
-    from k3ctl.bundle.write import Surroundings, write
+    from k3ctl.bundle.parts import Surroundings
+    from k3ctl.bundle.write import write
 
     write(slower, Surroundings(), environment={})
     code, out, _ = k3ctl("gate", good, slower, "--json")

@@ -11,7 +11,8 @@ from launched import GPUS, own_profile, run_of
 
 from k3ctl import cli
 from k3ctl.bundle import verify as bundles
-from k3ctl.bundle.write import Surroundings, write
+from k3ctl.bundle.parts import Surroundings
+from k3ctl.bundle.write import write
 from k3ctl.commands.bench import parts
 from k3ctl.deployment import UNKNOWN, Deployment
 from k3ctl.engine import launch, rundir

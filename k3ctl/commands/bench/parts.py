@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def seal(directory: Path, record: Run | None, before: Mapping[str, Any]) -> dict[str, Any]:
     """Make the result directory a bundle."""
-    from k3ctl.bundle.write import Surroundings, write
+    from k3ctl.bundle.parts import Surroundings
+    from k3ctl.bundle.write import write
 
     return write(directory, Surroundings(record, before, hardware()))
 

@@ -26,6 +26,10 @@ k3ctl validate ab --other http://tray1:8000      two servers, token by token
 
 k3ctl validate ab --against runs/before          the same server before a change
 
+k3ctl validate --matrix --drafts 0,7 --out runs/matrix            batch × context on this server
+
+k3ctl validate --matrix --drafts 0,7 --out runs/matrix --resume   the next server of the same matrix
+
 k3ctl validate --list                            every check, what it shows, how long it takes
 """
 
@@ -55,6 +59,19 @@ def validate(
     against: Annotated[
         Path | None, typer.Option(help="Instead of --other: result directory of an earlier ab tier.")
     ] = None,
+    with_matrix: Annotated[
+        bool, typer.Option("--matrix", help="Batch × context on this server; drafts × layout over servers.")
+    ] = False,
+    batches: Annotated[str | None, typer.Option(help="Axis of the matrix, e.g. 1,2,8,64 (default).")] = None,
+    contexts: Annotated[
+        str | None, typer.Option(help="Axis in tokens. Default: 128, 512, 4096, … up to the longest.")
+    ] = None,
+    drafts: Annotated[
+        str | None, typer.Option(help="Axis of draft lengths, e.g. 0,3,7. Default: this server's.")
+    ] = None,
+    layouts: Annotated[
+        str | None, typer.Option(help="Axis of layouts, e.g. TP8,TP16,TP8-PP2. Default: this server's.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Result directory (must not exist).")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on in --out; finished checks are kept, not run again.")
@@ -69,7 +86,8 @@ def validate(
     from k3ctl.commands.validate import job
     from k3ctl.validate import tiers as known
 
-    asked = tuple(tiers or ("canary",))
+    axes = job.axes(with_matrix, batches=batches, contexts=contexts, drafts=drafts, layouts=layouts)
+    asked = tuple(tiers or (() if with_matrix else ("canary",)))
     checks = known.checks(asked if tiers or not list_checks else known.TIERS, only or ())
     if list_checks:
         return job.listing(checks)
@@ -78,7 +96,8 @@ def validate(
     if other and against:
         raise UsageError("--other and --against name two other sides", hint="give one of them")
     own = job.options(option or []) | ({"against": str(against.absolute())} if against else {})
-    return job.Job(asked, checks, own, out, resume, other).run(url, run, model, os.environ)
+    named = (*asked, *(("matrix",) if axes is not None else ()))
+    return job.Job(named, checks, own, out, resume, other, axes).run(url, run, model, os.environ)
 
 
 def register(app: typer.Typer, command: Callable[..., Any]) -> None:

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from k3ctl import output
+from k3ctl.bundle.parts import Surroundings
+from k3ctl.commands.bench import parts
 from k3ctl.engine import rundir
 from k3ctl.errors import ExitCode, UsageError
-from k3ctl.output import CommandResult, Lines, Table
+from k3ctl.output import Block, CommandResult, Lines, Table
 from k3ctl.server import which
 from k3ctl.server.client import Client
-from k3ctl.validate import coverage, facts, runner, state
-from k3ctl.validate.record import Check, Result
+from k3ctl.validate import bundle, facts, matrix, report, runner, state
+from k3ctl.validate import tiers as known_tiers
+from k3ctl.validate.record import Check
 from k3ctl.validate.session import Session
 from k3ctl.validate.state import Plan, State
 
@@ -35,6 +38,8 @@ class Job:
     out: Path | None = None
     resume: bool = False
     other: str | None = None
+    axes: Mapping[str, Sequence[Any] | None] | None = None
+    """Axes as they were given; None without a matrix."""
 
     def run(
         self, url: str | None, run: str | None, model: str | None, environ: Mapping[str, str]
@@ -51,17 +56,24 @@ class Job:
         try:
             with quiet:
                 known = facts.gather(client, server.run, model)
-                kept = self._state(known)
+                axes = {} if self.axes is None else matrix.axes(known, self.axes)
+                checks = (*self.checks, *(matrix.checks(axes) if axes else ()))
+                before = parts.hardware()
+                kept = self._state(known, axes, checks)
                 output.note(
                     f"validate {', '.join(self.tiers)} on {known.model} at {server.url} ({known.told})"
                 )
-                output.note(f"{len(self.checks)} checks, results in {kept.directory}")
+                seconds = known_tiers.seconds(checks)
+                output.note(
+                    f"{len(checks)} checks, about {seconds:.0f} s on the CPU demo, in {kept.directory}"
+                )
                 with self._second(environ) as second:
                     session = Session(client, known, self.options, second)
-                    runner.run(session, self.checks, kept, output.note, known.key)
+                    runner.run(session, checks, kept, output.note, known.key)
         finally:
             client.close()
-        return told(kept)
+        around = Surroundings(server.run, before, parts.hardware())
+        return told(kept.directory, bundle.write(kept.directory, {known.key: around}))
 
     @contextlib.contextmanager
     def _second(self, environ: Mapping[str, str]) -> Iterator[Session | None]:
@@ -79,18 +91,18 @@ class Job:
         finally:
             client.close()
 
-    def _state(self, known: facts.Facts) -> State:
+    def _state(self, known: facts.Facts, axes: matrix.Axes, checks: Sequence[Check]) -> State:
         now = time.time()
         plan = Plan(
             self.tiers,
-            tuple(check.name for check in self.checks),
+            tuple(check.name for check in checks),
             dict(self.options) | ({"other": self.other} if self.other else {}),
-            {},
+            axes,
             {known.key: known.json()},
             now,
         )
         if self.resume and self.out is not None:
-            return state.resume(self.out, plan)
+            return state.resume(self.out, plan, more_servers=bool(axes))
         return state.begin(self.out or new_dir(self.tiers, now), plan)
 
 
@@ -113,6 +125,30 @@ def options(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def axes(wanted: bool, **given: str | None) -> dict[str, Sequence[Any] | None] | None:
+    """The axes of a matrix as they were given; None where none is wanted. Raises UsageError."""
+    if not wanted:
+        if name := next((name for name, text in given.items() if text is not None), None):
+            raise UsageError(f"--{name} is an axis of the matrix", hint="add --matrix")
+        return None
+    layouts = given["layouts"]
+    return {
+        "batch": _numbers("batches", given["batches"]),
+        "context": _numbers("contexts", given["contexts"]),
+        "drafts": _numbers("drafts", given["drafts"]),
+        "parallel": None if layouts is None else [part.strip().upper() for part in layouts.split(",")],
+    }
+
+
+def _numbers(name: str, text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(
+            f"`--{name} {text}` is not a list of numbers", hint=f"for example --{name} 1,8"
+        ) from None
+
+
 def listing(checks: Sequence[Check]) -> CommandResult:
     """The checks as a table."""
     rows = [[check.name, check.shows, f"{check.seconds:.0f}"] for check in checks]
@@ -121,29 +157,20 @@ def listing(checks: Sequence[Check]) -> CommandResult:
     return CommandResult("k3ctl.validate-list/1", {"checks": data}, [table])
 
 
-def told(kept: State) -> CommandResult:
+def told(directory: Path, manifest: Mapping[str, Any]) -> CommandResult:
     """The results for people and scripts, with the exit code."""
-    found = coverage.of(kept.results)
-    rows = [_row(result) for result in kept.results]
-    lines = [found.statement, *found.holes, f"results: {kept.directory}"]
+    summary = bundle.summarize(directory / "raw")
+    blocks: list[Block] = [Table(report.COLUMNS, [report.row(result) for result in summary["results"]])]
+    for grid in report.grids(summary):
+        rows = [[str(length), *cells] for length, cells in grid.rows]
+        blocks.append(
+            Table(("context", *(f"batch {n}" for n in grid.batches)), rows, f"matrix, {grid.title}")
+        )
+    lines = [summary["statement"], *summary["holes"]]
+    lines.append(f"bundle: {directory} (read {', '.join(bundle.REPORTS)})")
     return CommandResult(
         SCHEMA,
-        {
-            "directory": str(kept.directory),
-            **found.json(),
-            "servers": dict(kept.plan.servers),
-            "results": [result.json() for result in kept.results],
-        },
-        [Table(("check", "outcome", "path", "finding"), rows), Lines(lines)],
-        ExitCode.OK if found.good else ExitCode.FAILED,
+        {**summary, "bundle": str(directory), "validity": manifest["validity"]},
+        [*blocks, Lines(lines)],
+        ExitCode.OK if summary["good"] else ExitCode.FAILED,
     )
-
-
-def _row(result: Result) -> list[str]:
-    seen = result.interval or {}
-    path = (
-        f"{seen['on_path']:.0f}/{seen['decode_steps']:.0f} {seen['claimed']}"
-        if seen.get("decode_steps")
-        else "–"
-    )
-    return [result.check, result.outcome, path, result.statement]

@@ -63,7 +63,14 @@ def of_batch(session: Session, batch: int) -> Judged:
     reason = too_large(session, batch)
     if reason:
         return not_run(reason)
-    bodies = [prompts.greedy(prompts.tokens(12, seed=300 + n), TOKENS) for n in range(min(batch, DIFFERENT))]
+    return at_once(session, batch, 12)
+
+
+def at_once(session: Session, batch: int, length: int) -> Judged:
+    """``batch`` requests whose prompts have ``length`` tokens, at once and each alone."""
+    bodies = [
+        prompts.greedy(prompts.tokens(length, seed=300 + n), TOKENS) for n in range(min(batch, DIFFERENT))
+    ]
     alone = [divergence.steps(session.complete(body)) for body in bodies]
     sent = [bodies[n % len(bodies)] for n in range(batch)]
     answers, rows = session.rows_during(lambda: session.many(session.complete, sent, batch))
