@@ -44,7 +44,7 @@ def page() -> str:
 
 
 def tree() -> Iterator[tuple[str, Any]]:
-    """Every command that does something, with its full name, in the order of ``k3ctl --help``."""
+    """Every command that ``k3ctl --help`` leads to, with its full name, in that order."""
     yield from _leaves("k3ctl", typer.main.get_command(app))
 
 
@@ -54,7 +54,8 @@ def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield name, command
         return
     for child, inner in children.items():
-        yield from _leaves(f"{name} {child}", inner)
+        if not inner.hidden:
+            yield from _leaves(f"{name} {child}", inner)
 
 
 def _overview() -> Iterator[str]:

@@ -72,7 +72,7 @@ def messages(path: Path) -> Iterator[str]:
     text = path.read_text(encoding="utf-8")
     for node in ast.walk(ast.parse(text)) if "`k3ctl" in text else ():
         if isinstance(node, ast.JoinedStr):
-            parts = [part.value if isinstance(part, ast.Constant) else "X" for part in node.values]
+            parts = [part.value if isinstance(part, ast.Constant) else " X " for part in node.values]
             yield from INLINE.findall("".join(map(str, parts)))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from INLINE.findall(" ".join(node.value.split()))
@@ -104,6 +104,8 @@ def resolved(found: list[str]) -> tuple[str, Any, list[str]]:
 
 def strictly(line: str) -> str | None:
     """What the program would say against this line as it stands, and unknown names in it; None when nothing."""
+    if "…" in line:
+        return loosely(line)
     name, command, rest = resolved(words(line))
     if getattr(command, "commands", None) is not None:
         return None if not rest and line.endswith(("--help", "-h", "k3ctl")) else f"no command: {line}"

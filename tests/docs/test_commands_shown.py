@@ -81,6 +81,11 @@ def test_a_wrong_line_in_a_sentence_is_seen(line: str) -> None:
     assert list(shown.inline(f"See `{line}`.")) == [line]
 
 
+def test_a_line_with_something_left_out_is_held_to_what_is_there() -> None:
+    assert shown.strictly("k3ctl serve … --detach  # it is a profile that is left out") is None
+    assert shown.strictly("k3ctl serve … --no-such-option")
+
+
 def test_what_follows_a_pipe_a_comment_or_an_assignment_is_no_argument() -> None:
     line = "K3CTL_SET='a=b' k3ctl doctor --json > x.json   # keep it"
     assert shown.words(line) == ["k3ctl", "doctor", "--json"]
