@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 SHARED := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-gpu setup-kernels demo test test-slow test-cluster mutants test-gpu bench bench-layer check check-kernels lint types imports unit fix clean
+.PHONY: help setup setup-dev setup-gpu setup-kernels setup-quality demo test test-slow test-cluster mutants test-gpu bench bench-layer check check-kernels lint types imports unit fix clean
 
 help: ## list every target
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,13 +28,16 @@ setup-gpu: ## .venv with the CUDA engine (on a GPU host)
 setup-kernels: setup-dev ## .venv-kernels: CuTe DSL and Triton over .venv, to compile the kernels without a GPU
 	@$(PYTHON) scripts/setup_env.py --venv $(VENV)-kernels --over $(VENV) kernels
 
+setup-quality: ## .venv-quality: lm-evaluation-harness, for the quality tier of `k3ctl validate`
+	@$(PYTHON) scripts/setup_env.py --venv $(VENV)-quality quality
+
 demo: setup ## serve the tiny K3, verify its path, bench it, stop: the main job end to end
 	@$(BIN)/k3ctl demo
 
 test: setup-dev ## the tests, without a GPU: units, the engine in process, a real server end to end
 	@$(BIN)/python -m pytest $(SHARED) -m "not gpu and not multigpu and not slow and not cluster" $(ARGS)
 
-test-slow: mutants ## the slow rest: engines killed under load, bench runs, 60 configurations against vLLM, mutants
+test-slow: mutants setup-quality ## the slow rest: engines killed, bench runs, known-bad servers, the harness, mutants
 	@$(BIN)/python -m pytest -m "slow and not gpu and not multigpu and not cluster" $(ARGS)
 
 test-cluster: setup-dev ## four hosts on this machine (root; openssh-server, iproute2, util-linux): sshd, cut cables, power loss
@@ -75,4 +78,4 @@ fix: setup-dev ## let ruff fix and format
 	@$(BIN)/ruff format .
 
 clean: ## remove the environment and caches
-	@rm -rf $(VENV) $(VENV)-kernels .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	@rm -rf $(VENV) $(VENV)-kernels $(VENV)-quality .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

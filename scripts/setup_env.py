@@ -1,10 +1,11 @@
-"""Create ``.venv`` with what k3ctl needs: ``setup_env.py {cpu,dev,gpu,kernels}``. Standard library only; repeatable.
+"""Create ``.venv`` with what k3ctl needs: ``setup_env.py {cpu,dev,gpu,kernels,quality}``. Standard library; repeatable.
 
 cpu   the engine without kernels (official vLLM from its source distribution), CPU torch, GuideLLM, k3ctl
 dev   cpu and the tools the tests need
 gpu   the CUDA engine from its published wheel, GuideLLM, k3ctl (on a GPU host)
 kernels   what compiles and audits the kernels, laid over a `dev` environment (``--over``): torch and pytest come from
           there, Triton stays out of it, because beside the CPU engine it would change that one's behaviour
+quality   lm-evaluation-harness, apart from the engine, whose packages it must not change
 
 Every finished step leaves a stamp of its inputs, so that an interrupted run goes on where it stopped and a repeated
 one does nothing. Everything pip prints goes to ``.venv/setup.log``.
@@ -28,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VLLM = "0.33.0"
 TORCH = "2.13.0"
-FREE_DISK_GB = {"cpu": 4, "dev": 4, "gpu": 15, "kernels": 2}
+FREE_DISK_GB = {"cpu": 4, "dev": 4, "gpu": 15, "kernels": 2, "quality": 2}
 
 # vLLM's requirements that the CPU engine does without. torch comes first and by itself; the rest are CUDA builds that
 # cannot load beside a CPU torch, or serve video.
@@ -258,6 +259,22 @@ def kernel_steps(env: Environment, base: Environment) -> list[Step]:
     ]
 
 
+def quality_steps(env: Environment) -> list[Step]:
+    """The evaluation harness. It talks to a server over HTTP and needs nothing of ours."""
+    import tomllib
+
+    lock = ROOT / "requirements" / "quality.lock"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = project["optional-dependencies"]["quality"]
+
+    def harness() -> None:
+        env.pip("--no-deps", "-r", str(lock))
+        env.pip(*packages, "-c", str(lock))
+
+    text = lock.read_text() + " ".join(packages)
+    return [Step("lm-evaluation-harness", text, harness), Step("bytecode", text, env.compile)]
+
+
 def run(env: Environment, steps: Sequence[Step]) -> None:
     """Run the steps that are not up to date. A later step is redone when an earlier one was."""
     redo = False
@@ -295,7 +312,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("mode", choices=["cpu", "dev", "gpu", "kernels"])
+    parser.add_argument("mode", choices=["cpu", "dev", "gpu", "kernels", "quality"])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument(
         "--torch-index", default=os.environ.get("TORCH_INDEX"), help="index with CPU builds of torch"
@@ -317,6 +334,8 @@ def main() -> int:
                 steps = gpu_steps(env)
             elif args.mode == "kernels":
                 steps = kernel_steps(env, Environment(args.over.resolve()))
+            elif args.mode == "quality":
+                steps = quality_steps(env)
             else:
                 # a test environment serves the demo as well: never shrink it
                 full = args.mode == "dev" or any("bench,dev" in name for name in env.stamps())

@@ -1,4 +1,4 @@
-"""Published numbers, read from ``published.yaml``: servers, kernels, acceptance. None of them is ours."""
+"""Published numbers, read from ``published.yaml``: servers, kernels, acceptance, scores. None of them is ours."""
 
 from __future__ import annotations
 
@@ -106,6 +106,29 @@ class Acceptance:
         return curve[drafts] if 0 <= drafts < len(curve) else None
 
 
+@dataclass(frozen=True)
+class Accuracy:
+    """A score of the model on a question set. ``settings``: what moves it; None: the source does not state it.
+
+    ``right``: right answers, where they are stated; ``filter``: how answers were read out of the text.
+    """
+
+    id: str
+    set: str
+    source: str
+    date: str
+    score: float
+    right: int | None
+    questions: int
+    filter: str | None
+    settings: Mapping[str, Any]
+
+    @property
+    def cited(self) -> str:
+        """Where it is from, with its date."""
+        return f"{self.source}, {self.date}"
+
+
 @cache
 def anchors() -> tuple[Anchor, ...]:
     """All servers, in the file's order."""
@@ -140,6 +163,17 @@ def acceptance() -> Acceptance:
     entry = _file()["acceptance"]
     curves = {name: tuple(entry[name]) for name in ("sampled", "greedy")}
     return Acceptance(**{**entry, "date": str(entry["date"]), **curves})
+
+
+@cache
+def accuracies() -> tuple[Accuracy, ...]:
+    """All scores, in the file's order."""
+    return tuple(Accuracy(**{**entry, "date": str(entry["date"])}) for entry in _file()["accuracy"])
+
+
+def accuracy(name: str) -> tuple[Accuracy, ...]:
+    """The scores on one question set; none for a set without a published one."""
+    return tuple(entry for entry in accuracies() if entry.set == name)
 
 
 @cache

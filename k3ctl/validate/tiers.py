@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from k3ctl.errors import UsageError, unknown
-from k3ctl.validate.checks import ab, canary, context, equality, requests, sampling, structured
+from k3ctl.validate.checks import ab, canary, context, equality, quality, requests, sampling, structured
 from k3ctl.validate.record import Check
 
 TIERS: Mapping[str, tuple[Check, ...]] = {
@@ -18,6 +18,7 @@ TIERS: Mapping[str, tuple[Check, ...]] = {
         *equality.CHECKS,
         *context.CHECKS,
     ),
+    "quality": quality.CHECKS,
     "ab": ab.CHECKS,
 }
 
