@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from k3ctl.bundle import archive, seal, verify
 from k3ctl.bundle.parts import Surroundings
 from k3ctl.engine.rundir import Run
 from k3ctl.errors import UsageError
+from k3ctl.host.types import Active, Triad
+from k3ctl.machine import measured
 from tests.bundle.planted import SECRETS
 from tests.loadtest.results import FIXTURES
 
@@ -178,3 +181,25 @@ def test_an_interrupted_run_becomes_a_partial_bundle(make_result: Make) -> None:
     assert manifest["validity"]["status"] == "partial"
     assert "c=16: not measured" in manifest["validity"]["reasons"]
     assert failing(directory) == set()
+
+
+@pytest.mark.parametrize(("uuid", "held"), [("GPU-7", True), ("GPU-8", False)])
+def test_what_doctor_measured_of_these_gpus_is_in_the_bundle(
+    uuid: str,
+    held: bool,
+    make_bundle: Make,
+    planted_run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("K3CTL_STATE_DIR", str(tmp_path / "measured"))
+    measured.keep(Active((Triad(0, "GPU-7", 4100.0, 4090.0, True),)), now=5.0)
+    run = dataclasses.replace(
+        planted_run, launch={**planted_run.launch, "gpus": [{"index": 0, "uuid": uuid}]}
+    )
+    directory = make_bundle(around=Surroundings(run=run))
+    assert (directory / "active.json").is_file() == held
+    if held:
+        found = json.loads((directory / "active.json").read_text())
+        assert found["active"]["triads"][0]["gb_s"] == 4100.0
+    assert verify.passed(verify.verify(directory))
