@@ -37,8 +37,10 @@ Values are overridden with `--set KEY=VALUE` by vLLM's own argument names, dotte
 Numbers are read as vLLM reads them: `16k` is 16,000, `16K` is 16,384. `K3CTL_SET` holds overrides for every call.
 The strongest wins: flag, then the caller's environment, then the profile, then the default.
 
-`status` says how far a profile can be trusted: *verified* was run, with its evidence in the file; *supported*
-rests on named published evidence; *untested* was built and checked without hardware only.
+`status` says how far a profile can be trusted: *validated* was shown by a bundle of `k3ctl validate` on
+that hardware, and is written by `k3ctl profiles mark-validated` alone; *supported* rests on named evidence;
+*untested* was built and checked without hardware only. A validated profile whose values are changed is refused
+until it is marked again.
 
 The schema is in [profile.schema.json](profile.schema.json).
 """

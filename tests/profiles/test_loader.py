@@ -73,7 +73,9 @@ def test_an_unknown_profile_names_the_nearest():
         ("serve: {env: {VLLM_USE_V2_RUNNER: 1}}", "unknown environment variable `VLLM_USE_V2_RUNNER`"),
         ("decode: {backend: fast}", "`decode.backend`"),
         ("decode: {speculator: {method: dspark}}", "needs `method` and `num_speculative_tokens`"),
-        ("status: verified", "`status: verified` needs `evidence`"),
+        ("status: supported", "`status: supported` needs `evidence`"),
+        ("status: validated", "written together, by `k3ctl profiles mark-validated`"),
+        ("status: verified", "`status`"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(write, extra, message):
