@@ -107,7 +107,7 @@ def test_hosts_without_the_gpus_of_the_profile_are_refused_by_the_same_rules_as_
     code = cli.main(["serve", "-p", "h200-tp16", "--nodes", names, "--json"])
     error = json.loads(capsys.readouterr().out)["error"]
     assert code == 3 and error["message"] == f"{names} cannot serve `h200-tp16`", error
-    assert error["reasons"] and f"k3ctl doctor --nodes {names}" in error["hint"]
+    assert error["reasons"] and f"k3ctl doctor --profile h200-tp16 --nodes {names}" in error["hint"]
     assert not list(hosts.rglob("run.json"))
 
 
