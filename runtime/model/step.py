@@ -21,10 +21,15 @@ from runtime.kernels.common.launch.overlap import Overlap
 
 
 class Slot(StrEnum):
-    """What can be provided apart from the rest of a layer; ``MIX`` is both mixtures of a layer, and the last one."""
+    """What can be provided apart from the rest of a layer.
+
+    ``MIX`` is both mixtures of a layer, and the last one. ``ATTEND`` is the attention of KDA layers, ``ATTEND_MLA``
+    that of MLA layers.
+    """
 
     MIX = "mix"
     ATTEND = "attend"
+    ATTEND_MLA = "attend_mla"
     FEED_FORWARD = "feed_forward"
 
 
@@ -46,6 +51,9 @@ class Residual:
         """Take the feed-forward output [T,D], which the next mixture adds."""
         return Residual(self.prefix, output, self.blocks)
 
+
+UNMEASURED = frozenset({Slot.ATTEND_MLA})
+"""Slots whose kernels no GPU has run yet: `all` leaves them to the engine, and they must be named."""
 
 Mix = Callable[[Residual], tuple[Tensor, Residual]]
 """Adds the pending delta, stores a block where the layer starts one, mixes: (input of the next block [T,D], state)."""
@@ -104,6 +112,8 @@ class SlotChoice:
     def parse(cls, text: str) -> SlotChoice:
         """Read `all`, `none` or a comma list of `slot` and `slot@layers`, layers as `5` or `0-11` joined by `+`.
 
+        `all` is every slot but the ``UNMEASURED`` ones.
+
         Raises ``ValueError`` that names what was not understood.
         """
         words = [word for word in (part.strip() for part in text.split(",")) if word]
@@ -112,7 +122,7 @@ class SlotChoice:
         if words == ["none"]:
             return cls(())
         if words == ["all"]:
-            return cls(tuple((slot, None) for slot in Slot))
+            return cls(tuple((slot, None) for slot in Slot if slot not in UNMEASURED))
         found: dict[Slot, frozenset[int] | None] = {}
         for word in words:
             name, at, spans = word.partition("@")

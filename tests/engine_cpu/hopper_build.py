@@ -262,7 +262,7 @@ class FakeKda:
 
 
 @contextmanager
-def capturing(model: Any, metadata: dict[str, Any], mode: str = "NONE"):
+def capturing(model: Any, metadata: dict[str, Any], mode: str = "NONE", slots: dict[str, Any] | None = None):
     """A CUDA graph capture with this metadata, as vLLM's runner sets it up."""
     import torch
     from vllm.config import CUDAGraphMode
@@ -276,7 +276,7 @@ def capturing(model: Any, metadata: dict[str, Any], mode: str = "NONE"):
             model.vllm_config,
             num_tokens=1,
             cudagraph_runtime_mode=CUDAGraphMode[mode],
-            slot_mapping={},
+            slot_mapping=slots or {},
         ):
             yield
     finally:

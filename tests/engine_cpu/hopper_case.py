@@ -25,6 +25,7 @@ from tests.engine_cpu.hopper_build import (
     ready,
     stage,
 )
+from tests.engine_cpu.hopper_latent import latent
 
 
 def plugin_registers() -> dict[str, Any]:
@@ -467,6 +468,7 @@ def pipeline_stream() -> dict[str, Any]:
 
 CASES = (
     plugin_registers, refusals, switches, loops, plans, binding, addressing, launch_lists, fallbacks, pipeline_stream,
+    latent,
 )  # fmt: skip
 
 

@@ -229,3 +229,49 @@ def test_the_kernels_are_bound_with_the_promises_of_their_place(case: dict[str, 
 @of("pipeline_stream")
 def test_a_pipeline_stage_waits_for_the_stream_that_will_run_it(case: dict[str, Any]) -> None:
     assert case == {"unfixed": "the default stream", "fixed": "vLLM's stream"}
+
+
+# ---- the slot of MLA layers -------------------------------------------------------------------------------
+
+
+@of("latent")
+def test_an_mla_layer_is_ours_only_where_its_slot_is_named(case: dict[str, Any]) -> None:
+    assert case["bound"] == [False, False, False, True, False, True]
+
+
+@of("latent")
+def test_the_weights_of_an_mla_layer_are_read_in_place_and_mean_the_same(case: dict[str, Any]) -> None:
+    assert case["in_place"] == [True, True, True]
+    assert max(case["errors"]) < 0.01  # BF16 against FP32 of the layer that loads the same names by itself
+
+
+@of("latent")
+def test_padding_requests_store_nothing(case: dict[str, Any]) -> None:
+    assert case["padding_writes_nothing"]
+    assert case["padding"] == [-1] * 6
+
+
+@of("latent")
+def test_a_step_whose_pages_are_not_all_known_is_not_planned(case: dict[str, Any]) -> None:
+    assert [name for name, step in case["planned"].items() if step] == ["decode"]
+    assert len(case["planned"]) == 5
+
+
+@of("latent")
+def test_the_core_of_an_mla_layer_may_read_its_pages_early(case: dict[str, Any]) -> None:
+    """Six launches between the mixtures; its pages are settled because the absorption before it writes none."""
+    ops = [op for op, _, _ in case["launches"]]
+    block = ["in_projection", "mla_query", "mla_absorb", "mla_core", "mla_value", "o_proj"]
+    assert ops == ["stock mix", *block, "stock mix", "stock feed_forward"]
+    assert [(s, e) for op, s, e in case["launches"] if op == "mla_core"] == [(True, True)]
+    assert case["promise"] == [True]
+
+
+@of("latent")
+def test_attention_that_is_not_k3s_is_refused_with_its_reason(case: dict[str, Any]) -> None:
+    said = {
+        "rotary": "rotary positions", "no gate": "no output gate", "fp8": "a fp8 cache",
+        "shards": "a context shared out over ranks", "non-causal": "verify rows that see each other",
+        "sizes": "sizes (512, 64, 128, 64)", "dtype": "kv_b_proj must be torch.bfloat16", "readable": "None",
+    }  # fmt: skip
+    assert [name for name, reason in said.items() if reason not in case["refused"][name]] == []

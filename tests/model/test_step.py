@@ -61,7 +61,7 @@ def test_the_loop_is_four_calls_a_layer_and_the_formulas_of_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["none", "mix", "mix,attend", "mix@0-3,attend@5", "attend@0+2-4+9", "feed_forward@7"]
+    "text", ["none", "mix", "mix,attend", "mix@0-3,attend@5", "attend@0+2-4+9", "attend_mla,feed_forward@7"]
 )
 def test_a_choice_reads_its_own_label(text: str) -> None:
     assert SlotChoice.parse(text).label == text
@@ -85,7 +85,7 @@ def test_the_last_mixture_is_ours_only_if_all_are() -> None:
     ("text", "said"),
     [
         ("", "no slots are named"),
-        ("attention", "unknown slot 'attention'; known are mix, attend, feed_forward"),
+        ("attention", "unknown slot 'attention'; known are mix, attend, attend_mla, feed_forward"),
         ("mix,mix", "'mix' is named twice"),
         ("mix@", "layers are numbers"),
         ("mix@3-1", "got '3-1'"),

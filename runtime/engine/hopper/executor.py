@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,11 +19,15 @@ from torch import Tensor
 from runtime.engine.hopper import capture, record, rows, stock, weights
 from runtime.engine.hopper.setup import HopperSetup
 from runtime.kernels.common.launch.overlap import Overlap
+from runtime.kernels.mla.dispatch import Workspace
+from runtime.kernels.mla.spec import Context
 from runtime.model import step as loop
 from runtime.model.decode import Path, plan
-from runtime.model.providers.kda import KdaBlock, KdaRows
+from runtime.model.providers.kda import KdaBlock, KdaRows, KdaWeights
 from runtime.model.providers.kda import launches as kda_launches
 from runtime.model.providers.mix import MixKernel, MixSite
+from runtime.model.providers.mla import MlaBlock, MlaWeights
+from runtime.model.providers.mla import launches as mla_launches
 from runtime.model.providers.moe import MoeBlock, MoeBuffers
 from runtime.model.providers.moe import launches as moe_launches
 from runtime.model.step import Buffers, Launch, LayerSlots, Residual, Slot, SlotChoice
@@ -33,9 +37,10 @@ logger = logging.getLogger("vllm.k3_runtime")
 
 @dataclass(frozen=True)
 class Step:
-    """A planned step: every layer's metadata, and what vLLM's own modules ask for."""
+    """A planned step: every layer's metadata, the pages of our MLA layers, and what vLLM's own modules ask for."""
 
     metadata: tuple[Any, ...]
+    contexts: tuple[Context | None, ...]
     positions: Tensor
     intermediate_tensors: Any
     padding: Tensor | None
@@ -47,6 +52,7 @@ class Bound:
 
     mix_attention: MixKernel | None
     attend: KdaBlock | None
+    attend_mla: MlaBlock | None
     mix_feed_forward: MixKernel | None
     feed_forward: MoeBlock | None
 
@@ -61,7 +67,9 @@ class HopperDecode:
     def __init__(self, backbone: Any, setup: HopperSetup, provider: str = "auto") -> None:
         self.backbone, self.setup, self.provider = backbone, setup, provider
         self.moe_provider = provider
+        self.mla_provider = "cute"  # its slot is ours only where it is named
         self.moe_buffers: MoeBuffers | None = None
+        self.mla_workspace: Workspace | None = None
         self.kernels: dict[int, dict[str, int]] = {}
         self.layers = tuple(backbone.layers[backbone.start_layer : backbone.end_layer])
         self.query_len = setup.query_len
@@ -70,12 +78,15 @@ class HopperDecode:
         self.kda = {
             d.layer_idx: weights.kda_weights(d.self_attn) for d in self.layers if weights.is_kda(d.self_attn)
         }
+        readable = {d.layer_idx: weights.readable_mla(d.self_attn) for d in self.layers}
+        self.mla = {index: found for index, found in readable.items() if found is not None}
         self.buffers = self._allocate()
         self.choose(setup.slots)
 
     def _allocate(self) -> Buffers:
-        projected = max((w.in_proj.shape[0] for w in self.kda.values()), default=0)
-        width = max((w.f_b.shape[0] for w in self.kda.values()), default=0)
+        bound: list[KdaWeights | MlaWeights] = [*self.kda.values(), *self.mla.values()]
+        projected = max((w.in_proj.shape[0] for w in bound), default=0)
+        width = max((w.o_proj.shape[1] for w in bound), default=0)
         hidden = self.layers[0].input_layernorm.weight
         return Buffers.allocate(
             max(self.setup.rows, default=1),
@@ -109,6 +120,14 @@ class HopperDecode:
                 self.kda[layer.layer_idx], promise, self.query_len, stock.all_reduce(), self.provider
             )
 
+        def attend_mla(layer: Any) -> MlaBlock | None:
+            if not self._attends_mla(layer):
+                return None
+            promise = promised["mla_core", layer.layer_idx].popleft()
+            return MlaBlock(
+                self.mla[layer.layer_idx], promise, self.query_len, stock.all_reduce(), self.mla_provider
+            )
+
         def feed_forward(layer: Any) -> MoeBlock | None:
             if not self._feeds(layer):
                 return None
@@ -117,13 +136,20 @@ class HopperDecode:
 
         self.bound = tuple(
             Bound(
-                mix(before, layer.layer_idx), attend(layer), mix(after, layer.layer_idx), feed_forward(layer)
+                mix(before, layer.layer_idx),
+                attend(layer),
+                attend_mla(layer),
+                mix(after, layer.layer_idx),
+                feed_forward(layer),
             )
             for layer, (before, after) in zip(self.layers, self._sites(), strict=True)
         )
         first = next((b.feed_forward for b in self.bound if b.feed_forward is not None), None)
         if first is not None and self.moe_buffers is None:
             self.moe_buffers = first.buffers(max(self.setup.rows, default=1))
+        latent = next((b.attend_mla for b in self.bound if b.attend_mla is not None), None)
+        if latent is not None and self.mla_workspace is None:
+            self.mla_workspace = latent.workspace(max(self.setup.rows, default=1) // self.query_len)
         self.last = mix(self._last_site(), None)
 
     def fallbacks(self) -> list[str]:
@@ -134,7 +160,7 @@ class HopperDecode:
         bound = [
             part
             for layer in self.bound
-            for part in (layer.mix_attention, layer.mix_feed_forward, layer.attend)
+            for part in (layer.mix_attention, layer.mix_feed_forward, layer.attend, layer.attend_mla)
         ]
         choices = [part.choice for part in (*bound, self.last) if part is not None]
         choices += [
@@ -147,6 +173,9 @@ class HopperDecode:
 
     def _attends(self, layer: Any) -> bool:
         return layer.layer_idx in self.kda and self.slots.ours(Slot.ATTEND, layer.layer_idx)
+
+    def _attends_mla(self, layer: Any) -> bool:
+        return layer.layer_idx in self.mla and self.slots.ours(Slot.ATTEND_MLA, layer.layer_idx)
 
     def _sites(self) -> list[tuple[MixSite, MixSite]]:
         return [
@@ -170,8 +199,9 @@ class HopperDecode:
         for layer, (before, after) in zip(self.layers, self._sites(), strict=True):
             index, mixes = layer.layer_idx, self.slots.ours(Slot.MIX, layer.layer_idx)
             found.append(before.launch if mixes else other(Slot.MIX, index))
-            if self._attends(layer):
-                found += kda_launches(index, layer.is_block_write_layer)
+            if self._attends(layer) or self._attends_mla(layer):
+                launches = kda_launches if self._attends(layer) else mla_launches
+                found += launches(index, layer.is_block_write_layer)
                 if stock.all_reduce() is not None:
                     found.append(Launch("all_reduce", index, ours=False))
             else:
@@ -215,6 +245,9 @@ class HopperDecode:
                 conv_state = conv_state.transpose(1, 2) if self.channels_first else conv_state
                 where = KdaRows(conv_state, state, slots, accepted if query_len > 1 else None)
                 bound.attend.local(buffers.x, where, buffers, buffers.attention)
+            if bound.attend_mla is not None and self.mla_workspace is not None:
+                context = rows.mla_padding(layer.self_attn, size // query_len, query_len)
+                bound.attend_mla.local(buffers.x, context, self.mla_workspace, buffers, buffers.attention)
             if bound.feed_forward is not None and self.moe_buffers is not None:
                 padding = torch.ones(size, dtype=torch.bool, device=buffers.x.device)
                 bound.feed_forward.local(buffers.x, self.moe_buffers.head(size), padding)
@@ -252,8 +285,20 @@ class HopperDecode:
         decided = None if batch is None else plan(batch, self.setup.decode)
         if decided is None or decided.path is not Path.SPECIALIZED or decided.query_len != self.query_len:
             return None
+        contexts = tuple(
+            rows.mla_context(
+                layer.self_attn, data, context.slot_mapping, size // self.query_len, self.query_len
+            )
+            if bound.attend_mla is not None
+            else None
+            for layer, bound, data in zip(self.layers, self.bound, metadata, strict=True)
+        )
+        ours = (bound.attend_mla is not None for bound in self.bound)
+        if any(is_ours and found is None for is_ours, found in zip(ours, contexts, strict=True)):
+            return None
         padding = context.is_padding
-        return Step(metadata, positions, intermediate_tensors, None if padding is None else padding[:size])
+        rest = None if padding is None else padding[:size]
+        return Step(metadata, contexts, positions, intermediate_tensors, rest)
 
     def run(self, step: Step, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Any:
         """The hidden states of a planned step, as vLLM's own ``KimiLinearModel.forward`` returns them: before the final
@@ -292,18 +337,14 @@ class HopperDecode:
 
     def _layers(self, step: Step, buffers: Buffers, counts: list[int | None]) -> Sequence[LayerSlots]:
         return [
-            self._layer(layer, bound, step, metadata, buffers, counts)
-            for layer, bound, metadata in zip(self.layers, self.bound, step.metadata, strict=True)
+            self._layer(layer, bound, step, place, buffers, counts)
+            for place, (layer, bound) in enumerate(zip(self.layers, self.bound, strict=True))
         ]
 
     def _layer(
-        self, layer: Any, bound: Bound, step: Step, metadata: Any, buffers: Buffers, counts: list[int | None]
+        self, layer: Any, bound: Bound, step: Step, place: int, buffers: Buffers, counts: list[int | None]
     ) -> LayerSlots:
-        attend: Callable[[Tensor], Tensor] = partial(stock.attend, layer, step.positions)
-        if bound.attend is not None:
-            where = rows.kda_rows(layer.self_attn, metadata, self.query_len, self.channels_first)
-            out = buffers.prefix if layer.is_block_write_layer else buffers.attention
-            attend = partial(bound.attend, rows=where, buffers=buffers, out=out)
+        attend = self._attend(layer, bound, step, place, buffers)
         mix_attention = self._mix(bound.mix_attention, partial(stock.mix_before_attention, layer), buffers)
 
         def counted(residual: Residual) -> tuple[Tensor, Residual]:
@@ -320,6 +361,16 @@ class HopperDecode:
             ),
             feed_forward=self._feed_forward(layer, bound, step),
         )
+
+    def _attend(self, layer: Any, bound: Bound, step: Step, place: int, buffers: Buffers) -> loop.Block:
+        out = buffers.prefix if layer.is_block_write_layer else buffers.attention
+        if bound.attend is not None:
+            where = rows.kda_rows(layer.self_attn, step.metadata[place], self.query_len, self.channels_first)
+            return partial(bound.attend, rows=where, buffers=buffers, out=out)
+        context, workspace = step.contexts[place], self.mla_workspace
+        if bound.attend_mla is not None and context is not None and workspace is not None:
+            return partial(bound.attend_mla, context=context, workspace=workspace, buffers=buffers, out=out)
+        return partial(stock.attend, layer, step.positions)
 
     def _feed_forward(self, layer: Any, bound: Bound, step: Step) -> loop.Block:
         if bound.feed_forward is None or self.moe_buffers is None:

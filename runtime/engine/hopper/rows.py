@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from runtime.kernels.mla.spec import Context
 from runtime.model.decode import Batch
 from runtime.model.providers.kda import KdaRows
 
@@ -79,3 +81,28 @@ def kda_rows(attention: Any, metadata: Any, query_len: int, channels_first: bool
         return KdaRows(conv_state, state, slots.view(-1, 1), None)
     slots = metadata.spec_state_indices_tensor[:, :query_len]
     return KdaRows(conv_state, state, slots, metadata.num_accepted_tokens[: slots.shape[0]])
+
+
+def mla_context(attention: Any, metadata: Any, slots: Any, requests: int, query_len: int) -> Context | None:
+    """The pages of a planned step's requests in one MLA layer; None if its metadata has not as many.
+
+    slots: vLLM's mapping by layer name, whose entries are negative for padding; so are lengths of 0.
+    """
+    decode, mapping = metadata.decode, slots.get(layer_name(attention)) if isinstance(slots, dict) else None
+    if decode is None or mapping is None:
+        return None
+    table, lengths, tokens = decode.block_table, decode.seq_lens, requests * query_len
+    if table.shape[0] < requests or lengths.shape[0] < requests or mapping.shape[0] < tokens:
+        return None
+    return Context(attention.kv_cache, table[:requests], lengths[:requests], mapping[:tokens])
+
+
+def mla_padding(attention: Any, requests: int, query_len: int) -> Context:
+    """A step of padding requests on the pages of one MLA layer: nothing is read or stored."""
+    cache: Tensor = attention.kv_cache
+
+    def make(shape: tuple[int, ...], value: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.full(shape, value, dtype=dtype, device=cache.device)
+
+    slots = make((requests * query_len,), -1, torch.int64)
+    return Context(cache, make((requests, 1), -1), make((requests,), 0), slots)

@@ -12,12 +12,16 @@ from torch import Tensor
 
 from runtime.kernels.attn_res.spec import check_weights as check_mix
 from runtime.kernels.common.launch.arguments import check_tensor
+from runtime.kernels.common.launch.overlap import Overlap
 from runtime.kernels.kda.spec import HEAD_SIZE, TAPS, KdaDecodeSpec
 from runtime.kernels.kda.spec import check_weights as check_kda
+from runtime.kernels.mla import shapes as mla
+from runtime.kernels.mla.spec import check_weights as check_mla
 from runtime.kernels.moe_experts.spec import MoeExpertsSpec
 from runtime.kernels.moe_experts.spec import check_weights as check_experts
 from runtime.model.providers.kda import KdaWeights
 from runtime.model.providers.mix import MixKernel, MixSite
+from runtime.model.providers.mla import MlaWeights
 from runtime.model.providers.moe import MoeWeights
 from runtime.model.step import Slot, SlotChoice
 
@@ -56,6 +60,60 @@ def kda_weights(attention: Any) -> KdaWeights:
     spec = KdaDecodeSpec(heads, 1, found.lower_bound, found.eps)
     check_kda(spec, f_b, found.conv, found.A_log, found.dt_bias, found.norm)
     return found
+
+
+def mla_weights(attention: Any) -> MlaWeights:
+    """The weights of vLLM's ``MultiHeadLatentAttention``; see ``MlaWeights`` for shapes.
+
+    Raises ``ValueError`` with the reasons when it is another attention than our kernels compute, or when a parameter
+    does not have the shape, dtype or layout that they read.
+    """
+    if reasons := [reason for failed, reason in _mla_checks(attention) if failed]:
+        raise ValueError("MLA with " + ", ".join(reasons))
+    heads, rank, hidden = attention.num_local_heads, attention.q_lora_rank, attention.hidden_size
+    columns = rank + mla.ROW + heads * mla.VALUE
+    kv_b = _plain(attention.kv_b_proj, "kv_b_proj", (heads * (mla.NOPE + mla.VALUE), mla.LATENT))
+    w_uk, w_uv = kv_b.view(heads, -1, mla.LATENT).split([mla.NOPE, mla.VALUE], dim=1)
+    found = MlaWeights(
+        in_proj=_plain(attention.fused_qkv_a_g_proj, "fused_qkv_a_g_proj", (columns, hidden)),
+        q_norm=attention.q_a_layernorm.weight.data,
+        w_qb=_plain(attention.q_b_proj, "q_b_proj", (heads * mla.HEAD, rank)),
+        kv_norm=attention.kv_a_layernorm.weight.data,
+        w_uk=w_uk,
+        w_uv=w_uv,
+        o_proj=_plain(attention.o_proj, "o_proj", (hidden, heads * mla.VALUE)),
+        scale=float(attention.scale),
+        eps=float(attention.rms_norm_eps),
+    )
+    parts = (found.q_norm, found.w_qb, found.kv_norm, found.w_uk, found.w_uv)
+    check_mla(found.spec(1, Overlap()), *parts)
+    return found
+
+
+def readable_mla(attention: Any) -> MlaWeights | None:
+    """The same, or None for what is no MLA layer or cannot be read; ``problems`` has the reasons."""
+    try:
+        return None if is_kda(attention) else mla_weights(attention)
+    except (ValueError, AttributeError):
+        return None
+
+
+def _mla_checks(attention: Any) -> tuple[tuple[bool, str], ...]:
+    sizes = (
+        attention.kv_lora_rank,
+        attention.qk_rope_head_dim,
+        attention.qk_nope_head_dim,
+        attention.v_head_dim,
+    )
+    return (
+        (attention.q_lora_rank is None, "a full-rank query"),
+        (not attention.use_output_gate, "no output gate"),
+        (attention.rotary_emb is not None, "rotary positions"),
+        (attention.kv_cache_dtype not in ("auto", "bfloat16"), f"a {attention.kv_cache_dtype} cache"),
+        (attention.dcp_world_size > 1, "a context shared out over ranks"),
+        (attention.non_causal_multi_token_decode, "verify rows that see each other"),
+        (sizes != (mla.LATENT, mla.KEY, mla.NOPE, mla.VALUE), f"sizes {sizes}"),
+    )
 
 
 def _plain(linear: Any, name: str, shape: tuple[int, int]) -> Tensor:
@@ -177,8 +235,6 @@ def _site(
 
 def check_site(site: MixSite) -> None:
     """Raise ``ValueError`` unless the weights of a site are what our kernel reads."""
-    from runtime.kernels.common.launch.overlap import Overlap
-
     check_mix(MixKernel.spec(site, Overlap()), site.score_norm, site.score_vec, site.out_norm)
 
 
@@ -193,6 +249,8 @@ def problems(backbone: Any, slots: SlotChoice) -> list[str]:
         try:
             if is_kda(layer.self_attn):
                 kda_weights(layer.self_attn)
+            elif slots.ours(Slot.ATTEND_MLA, layer.layer_idx):
+                mla_weights(layer.self_attn)
             check_site(mix_before_attention(layer, first=layer is layers[0]))
             check_site(mix_before_feed_forward(layer))
             if is_moe(layer.mlp) and slots.ours(Slot.FEED_FORWARD, layer.layer_idx):

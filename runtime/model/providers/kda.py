@@ -89,6 +89,8 @@ class KdaBlock:
 
     def local(self, x: Tensor, rows: KdaRows, buffers: Buffers, out: Tensor) -> Tensor:
         """This rank's part of the sum, in ``out``."""
-        self.in_projection(x, buffers.projected)
-        self.core(buffers.projected, rows.conv_state, rows.state, rows.slots, buffers.y, rows.accepted)
-        return self.o_proj(buffers.y, out)
+        columns, width = self.in_projection.spec.n, self.o_proj.spec.k  # an MLA layer may be wider
+        projected, y = buffers.projected[:, :columns], buffers.y[:, :width]
+        self.in_projection(x, projected)
+        self.core(projected, rows.conv_state, rows.state, rows.slots, y, rows.accepted)
+        return self.o_proj(y, out)
