@@ -12,17 +12,58 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from k3ctl import __version__, commands, output
 from k3ctl.errors import ExitCode, K3Error, UsageError
 from k3ctl.output import CommandResult
 
+EPILOG = """\b
+Examples:
+  k3ctl                                   what to do next on this machine
+  k3ctl demo                              the whole loop on a tiny K3, no GPU needed
+  k3ctl doctor                            can this machine run K3, and why not
+  k3ctl plan --hardware GB300:16          which configuration would run there
+  k3ctl serve                             serve what plan chooses; verifies its path
+  k3ctl bench 8k1k --dry-run              the client's command, not run
+  k3ctl bench 8k1k --against published    measure, beside the published numbers
+  k3ctl triage engine.log                 the first cause in a log
+  k3ctl --install-completion              TAB completes profiles, presets and runs
+
+Each command has its own page: `k3ctl COMMAND --help`. All take --json.
+
+\b
+Exit codes:
+  0 ok · 1 ran and failed · 2 usage · 3 machine cannot · 4 engine failed
+  130 interrupted
+"""
+
+
+FIRST_SENTENCE = 200
+"""Longest first sentence of a command's help; it is wrapped, not cut."""
+
+
+class Grouped(TyperGroup):
+    """The commands by what a person wants to do, in the order of a first day."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section for each group."""
+        shown = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
+        named = {name for names in commands.GROUPS.values() for name in names}
+        more = tuple(name for name in shown if name not in named)
+        for title, names in {**commands.GROUPS, "More": more}.items():
+            rows = [(n, self.commands[n].get_short_help_str(FIRST_SENTENCE)) for n in names if n in shown]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 app = typer.Typer(
     name="k3ctl",
+    cls=Grouped,
     help="Can this machine run Kimi K3, with which configuration, is the fast path running, how fast is it.",
-    epilog="Exit codes: 0 ok · 1 ran and failed · 2 usage · 3 machine cannot · 4 engine failed · 130 interrupted",
-    no_args_is_help=True,
-    add_completion=False,
+    epilog=EPILOG,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich help costs 190 ms of imports; plain help reads the same everywhere
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -71,14 +112,19 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[  # noqa: ARG001  # eager: its callback prints and exits
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback for an unexpected error.")] = False,
 ) -> None:
-    """Options common to every command."""
+    """Can this machine run Kimi K3, with which configuration, is the fast path running, how fast is it."""
     if debug:
         os.environ["K3CTL_DEBUG"] = "1"
+    if context.invoked_subcommand is None:
+        from k3ctl.commands import next as next_step
+
+        output.emit(next_step.next_(), as_json=False)
 
 
 def _register_commands() -> None:

@@ -15,6 +15,17 @@ VERBS = (
     "gate",
     "runs",
     "prune",
+    "next",
     "demo",
 )
-"""Order of the commands in ``k3ctl --help``."""
+"""Order in which the modules register their commands."""
+
+GROUPS = {
+    "First steps": ("next", "demo"),
+    "Before the weights load": ("doctor", "plan", "profiles"),
+    "Serve": ("serve", "ps", "logs", "stop", "prune"),
+    "Prove": ("verify", "canary", "validate"),
+    "Measure": ("bench", "bundle", "gate"),
+    "Watch and diagnose": ("monitor", "triage"),
+}
+"""How ``k3ctl --help`` groups the commands; one that is not named here stands under `More`."""

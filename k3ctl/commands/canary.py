@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from k3ctl import completion
 from k3ctl.errors import ExitCode
 from k3ctl.output import CommandResult, Lines, Table
 
@@ -28,7 +29,10 @@ def register(app: typer.Typer, command: Callable[..., Any]) -> None:
 def canary(
     url: Annotated[str | None, typer.Option(help="Server root, e.g. http://127.0.0.1:8000.")] = None,
     run: Annotated[
-        str | None, typer.Option(help="Run id (see `k3ctl ps`). Default: the newest live run.")
+        str | None,
+        typer.Option(
+            help="Run id (see `k3ctl ps`). Default: the newest live run.", autocompletion=completion.live_runs
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Name to ask for, when the server has several.")] = None,
     shape_only: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from k3ctl import output
+from k3ctl import completion, output
 from k3ctl.errors import ExitCode, UsageError
 from k3ctl.output import CommandResult, Lines
 
@@ -26,10 +26,18 @@ UrlOption = Annotated[
     typer.Option("--url", help="Server to watch; repeat for several. Default: the running one."),
 ]
 RunOption = Annotated[
-    str | None, typer.Option("--run", help="Run of `k3ctl serve` to watch (id or directory).")
+    str | None,
+    typer.Option(
+        "--run", help="Run of `k3ctl serve` to watch (id or directory).", autocompletion=completion.live_runs
+    ),
 ]
 ProfileOption = Annotated[
-    str | None, typer.Option("--profile", help="Profile that is served: picks the figures to compare with.")
+    str | None,
+    typer.Option(
+        "--profile",
+        help="Profile that is served: picks the figures to compare with.",
+        autocompletion=completion.profiles,
+    ),
 ]
 OnceOption = Annotated[bool, typer.Option("--once", help="Print one snapshot and exit (--json implies it).")]
 IntervalOption = Annotated[

@@ -7,13 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
+from k3ctl import completion
 from k3ctl.errors import UsageError
 from k3ctl.output import CommandResult, Lines
 
 DAY_S = 86400.0
 
 RunsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[RUN]...", help="These runs, whatever the other options say.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...",
+        help="These runs, whatever the other options say.",
+        autocompletion=completion.ended_runs,
+    ),
 ]
 KeepOption = Annotated[
     int | None, typer.Option("--keep", min=0, metavar="N", help="How many of the newest stay; default 20.")

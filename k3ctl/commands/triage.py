@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from k3ctl import completion
 from k3ctl.errors import ExitCode, UsageError
 from k3ctl.output import Block, CommandResult, Lines, Table
 from k3ctl.redact import Redactor, redactor
@@ -24,7 +25,12 @@ LogsArgument = Annotated[
 ]
 RunOption = Annotated[
     str | None,
-    typer.Option("--run", metavar="RUN", help="The log of this run; of a group, the logs of all its nodes."),
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        help="The log of this run; of a group, the logs of all its nodes.",
+        autocompletion=completion.runs,
+    ),
 ]
 
 

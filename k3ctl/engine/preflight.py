@@ -88,7 +88,7 @@ def interpreter() -> Interpreter:
     if missing is not None:
         raise MachineError(
             f"{missing} is not installed for `{path}`",
-            hint="run `make setup` (no GPU) or `make setup-gpu`, or name its Python in K3CTL_ENGINE_PYTHON",
+            hint=how_to_get_an_engine(),
         )
     if not facts["runtime"]:
         raise MachineError(
@@ -96,6 +96,19 @@ def interpreter() -> Interpreter:
             hint=f"run `{path} -m pip install --no-deps k3ctl`",
         )
     return Interpreter(path, found, facts["vllm"], facts["torch"], tuple(facts["plugins"]))
+
+
+def in_checkout() -> bool:
+    """Whether this k3ctl lies in its source tree, where `make setup` works."""
+    return (Path(__file__).parents[2] / "scripts" / "setup_env.py").is_file()
+
+
+def how_to_get_an_engine() -> str:
+    """One line for a machine without vLLM."""
+    other = "or name the Python of another vLLM in K3CTL_ENGINE_PYTHON"
+    if in_checkout():
+        return f"run `make setup` (no GPU) or `make setup-gpu`, {other}"
+    return f"with GPUs `pip install 'k3ctl[gpu,bench]'`, without `make setup` in a checkout of k3ctl, {other}"
 
 
 def free_port(host: str, port: int) -> int:

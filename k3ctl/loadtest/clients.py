@@ -27,6 +27,7 @@ from k3ctl.server.client import Client
 
 BRIDGE = Path(__file__).parent / "bridge" / "guidellm_bridge.py"
 EVENTS = "events.jsonl"
+WEKA = "sessions.weka"
 DEFAULT_TOKENS_PER_WORD = 1.3
 
 
@@ -91,11 +92,24 @@ def plan(
     Session traces are written to ``raw``. The lengths of generated sessions are scaled to the server's
     context, and the change is recorded as a deviation.
     """
+    if load.sessions is not None:
+        load, found = _sessions(load, to, client)
+        if tool == "aiperf":
+            _write_weka(raw, found)
+        else:
+            for count in load.concurrency:
+                lines = traces.otel_lines(traces.lanes(found, count))
+                (raw / _otel_name(count)).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return load, commands(load, to, tool, aiperf_path() if tool == "aiperf" else "")
+
+
+def commands(load: Workload, to: Target, tool: str, aiperf_program: str = "aiperf") -> list[ClientRun]:
+    """What is executed, from the workload and the target alone: no server is asked and nothing is written."""
     if load.sessions is None:
-        return load, [_fixed(load, to, streams) for streams in load.concurrency]
-    load, found = _sessions(load, to, client)
-    make = _aiperf_run if tool == "aiperf" else _otel_run
-    return load, [make(load, to, raw, found, count) for count in load.concurrency]
+        return [_fixed(load, to, streams) for streams in load.concurrency]
+    if tool == "aiperf":
+        return [_aiperf_run(load, to, aiperf_program, count) for count in load.concurrency]
+    return [_otel_run(load, to, count) for count in load.concurrency]
 
 
 def child_env(parent: Mapping[str, str], load: Workload, to: Target, api_key: str | None) -> dict[str, str]:
@@ -146,21 +160,27 @@ def _guidellm(argv: list[str], report: str, sessions: int | None) -> ClientRun:
     return ClientRun("guidellm", command, ("guidellm", *argv), report, sessions)
 
 
-def _otel_run(load: Workload, to: Target, raw: Path, found: list[traces.Session], count: int) -> ClientRun:
-    trace, report = f"sessions-{count}.otel.jsonl", f"guidellm-{count}.json"
-    lines = traces.otel_lines(traces.lanes(found, count))
-    (raw / trace).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return _guidellm(guidellm_args.argv(load, to, output=report, trace=trace), report, count)
+def _otel_name(count: int) -> str:
+    return f"sessions-{count}.otel.jsonl"
 
 
-def _aiperf_run(load: Workload, to: Target, raw: Path, found: list[traces.Session], count: int) -> ClientRun:
-    directory = raw / "sessions.weka"
+def _otel_run(load: Workload, to: Target, count: int) -> ClientRun:
+    report = f"guidellm-{count}.json"
+    argv = guidellm_args.argv(load, to, output=report, trace=_otel_name(count))
+    return _guidellm(argv, report, count)
+
+
+def _write_weka(raw: Path, found: list[traces.Session]) -> None:
+    directory = raw / WEKA
     directory.mkdir(exist_ok=True)
     for document in traces.weka_documents(found):
         (directory / f"{document['id']}.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+def _aiperf_run(load: Workload, to: Target, program: str, count: int) -> ClientRun:
     report = f"aiperf-{count}"
-    argv = aiperf.argv(load, to, traces=directory.name, output=report, concurrency=count)
-    return ClientRun("aiperf", (aiperf_path(), *argv), ("aiperf", *argv), report, count)
+    argv = aiperf.argv(load, to, traces=WEKA, output=report, concurrency=count)
+    return ClientRun("aiperf", (program, *argv), ("aiperf", *argv), report, count)
 
 
 def as_dict(run: ClientRun) -> dict[str, Any]:

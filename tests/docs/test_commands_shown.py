@@ -59,7 +59,6 @@ def test_make_targets_and_scripts_exist(path: Path) -> None:
     [
         "k3ctl no-such-command",
         "k3ctl serve --no-such-option",
-        "k3ctl serve",
         "k3ctl serve --profile gb300-tp61",
         "k3ctl serve -p cpu-tiny --set max_num_sqs=4",
         "k3ctl plan gb300-tp61",

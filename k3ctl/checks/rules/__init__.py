@@ -1,7 +1,6 @@
 """The rules, one module per area. Importing this package fills ``finding.RULES``."""
 
 from k3ctl.checks.rules import (
-    active,
     cluster,
     driver,
     environment,
@@ -19,7 +18,6 @@ from k3ctl.checks.rules import (
 )
 
 __all__ = [
-    "active",
     "cluster",
     "driver",
     "environment",

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from k3ctl import completion
 from k3ctl.commands.bench import parts
 from k3ctl.errors import UsageError
 from k3ctl.output import CommandResult
@@ -23,6 +24,8 @@ k3ctl bench smoke                                       the newest server that k
 k3ctl bench 8k1k --against published                    the published workload, beside the published numbers
 
 k3ctl bench decode --concurrency 1,8 --duration 60      deviations are recorded in the result
+
+k3ctl bench 8k1k --dry-run                              the client's command line, not run
 
 k3ctl bench agentic --sessions 3                        agent sessions with pauses and a subagent
 
@@ -44,7 +47,8 @@ def bench(
         str,
         typer.Argument(
             help="A preset's name, or a preset file; default: those of the profile that is served. "
-            "`judge` judges result files of other clients, `mlperf` an MLPerf Endpoints curve."
+            "`judge` judges result files of other clients, `mlperf` an MLPerf Endpoints curve.",
+            autocompletion=completion.presets,
         ),
     ] = "",
     files: Annotated[
@@ -54,7 +58,12 @@ def bench(
     *,
     list_presets: Annotated[bool, typer.Option("--list", help="List the presets and stop.")] = False,
     run: Annotated[
-        str | None, typer.Option("--run", help="Run id, prefix or directory (default: newest).")
+        str | None,
+        typer.Option(
+            "--run",
+            help="Run id, prefix or directory (default: newest).",
+            autocompletion=completion.live_runs,
+        ),
     ] = None,
     url: Annotated[str | None, typer.Option("--url", help="A server that k3ctl did not start.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Served model name (with --url).")] = None,
@@ -68,7 +77,12 @@ def bench(
     requests: Annotated[int | None, typer.Option("--requests", help="Requests per concurrency.")] = None,
     sessions: Annotated[int | None, typer.Option("--sessions", help="Sessions to replay (agentic).")] = None,
     as_preset: Annotated[
-        str | None, typer.Option("--preset", help="Workload that a judged result claims to be (with judge).")
+        str | None,
+        typer.Option(
+            "--preset",
+            help="Workload that a judged result claims to be (with judge).",
+            autocompletion=completion.presets,
+        ),
     ] = None,
     client: Annotated[Tool, typer.Option("--client", help="Who replays agentic sessions.")] = "guidellm",
     against: Annotated[
@@ -77,6 +91,9 @@ def bench(
     api_key_env: Annotated[
         str, typer.Option("--api-key-env", help="Environment variable that holds the server's API key.")
     ] = "VLLM_API_KEY",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be executed, secrets hidden; load nothing.")
+    ] = False,
     tui: Annotated[bool, typer.Option("--tui", help="The live screen instead of lines.")] = False,
     dataset: Annotated[
         Path | None, typer.Option("--dataset", help="Data set whose digest is checked (with mlperf).")
@@ -84,12 +101,15 @@ def bench(
     out: Annotated[Path | None, typer.Option("--out", help="Result directory (must not exist).")] = None,
 ) -> CommandResult:
     """Load a server with a named workload, judge the numbers, keep the evidence as a bundle."""
+    from k3ctl.commands.bench import dry
     from k3ctl.commands.bench.job import Job
     from k3ctl.loadtest import workload
     from k3ctl.server import which
 
     if list_presets:
         return parts.listing()
+    if dry_run and preset in ("judge", "mlperf"):
+        raise UsageError(f"--dry-run prints a client's command, `{preset}` starts none")
     if preset == "judge":
         from k3ctl.commands.bench.judge import judge
 
@@ -119,13 +139,16 @@ def bench(
         )
     other = parts.baseline(against)
     key = which.api_key(os.environ, api_key_env)
-    record, target = parts.target(run, url, model, tokenizer, key)
+    find = dry.target if dry_run else parts.target
+    record, target = find(run, url, model, tokenizer, key)
     loads = named or [load(name) for name in parts.usual(record)]
     for each in loads:
         if client == "aiperf" and each.sessions is None:
             raise UsageError(
                 f"--client aiperf replays sessions, `{each.preset}` has none", hint="it goes with `agentic`"
             )
+    if dry_run:
+        return dry.dry_run(loads, target, client, api_key=key, out=out)
     return Job(record, target, client, key, other, tui).all(loads, out)
 
 

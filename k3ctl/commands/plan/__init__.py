@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from k3ctl import completion
 from k3ctl.errors import ExitCode, MachineError, UsageError, unknown
 from k3ctl.output import Block, CommandResult, Lines
 
@@ -23,7 +24,12 @@ EPILOG = (
 )
 
 ProfileArgument = Annotated[
-    str | None, typer.Argument(metavar="[PROFILE]", help="Profile name or .yaml file; without it, rank all.")
+    str | None,
+    typer.Argument(
+        metavar="[PROFILE]",
+        help="Profile name or .yaml file; without it, rank all.",
+        autocompletion=completion.profiles,
+    ),
 ]
 HardwareOption = Annotated[
     list[str] | None,
@@ -67,6 +73,7 @@ RunOption = Annotated[
         "--run",
         help="Plan what this run of `k3ctl serve` was started with, beside what its log says.",
         metavar="RUN",
+        autocompletion=completion.runs,
     ),
 ]
 ActualOption = Annotated[

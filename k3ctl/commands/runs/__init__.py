@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from k3ctl import output
+from k3ctl import completion, output
 from k3ctl.engine.rundir import Run
 from k3ctl.errors import ExitCode, UsageError
 from k3ctl.output import CommandResult, Lines, Table
@@ -20,10 +20,14 @@ RunArgument = Annotated[
     typer.Argument(
         metavar="[RUN]",
         help="Id of a run or group, its beginning, or its URL; default: the one that is live.",
+        autocompletion=completion.runs,
     ),
 ]
 RunsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids of runs or groups, or URLs.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...", help="Ids of runs or groups, or URLs.", autocompletion=completion.live_runs
+    ),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from k3ctl import completion
 from k3ctl.errors import UsageError
 from k3ctl.output import CommandResult
 
@@ -15,7 +16,14 @@ if TYPE_CHECKING:
     from k3ctl.engine.node import Node
 
 ProfileOption = Annotated[
-    str, typer.Option("--profile", "-p", metavar="NAME", help="Profile name, or a .yaml file.")
+    str | None,
+    typer.Option(
+        "--profile",
+        "-p",
+        metavar="NAME",
+        help="Profile name, or a .yaml file; default: what `k3ctl plan` chooses for this machine.",
+        autocompletion=completion.profiles,
+    ),
 ]
 HostOption = Annotated[
     str | None, typer.Option(help="Address to listen on; the default is loopback.", metavar="ADDRESS")
@@ -81,7 +89,8 @@ def register(app: typer.Typer, command: Any) -> None:
     command(
         app,
         "serve",
-        epilog="Examples: k3ctl serve --profile cpu-tiny · k3ctl serve -p gb300-tp16 --port 8000 --detach · "
+        epilog="Examples: k3ctl serve · k3ctl serve --profile cpu-tiny · "
+        "k3ctl serve -p gb300-tp16 --port 8000 --detach · "
         "k3ctl serve -p cpu-tiny --port 0 --set max_num_seqs=4 · "
         "k3ctl serve -p b300-tp8 --model /data/Kimi-K3 · "
         "k3ctl serve -p gb300-tp16 --nodes tray0,tray1,tray2,tray3 · "
@@ -90,7 +99,7 @@ def register(app: typer.Typer, command: Any) -> None:
 
 
 def serve(
-    profile: ProfileOption,
+    profile: ProfileOption = None,
     host: HostOption = None,
     port: PortOption = None,
     overrides: SetOption = None,
@@ -108,9 +117,10 @@ def serve(
 ) -> CommandResult:
     """Start the engine of a profile and stay in the foreground until it is stopped.
 
-    Ctrl-C stops it gracefully, a second Ctrl-C at once. Nothing of it survives this command, however it
-    ends; with --detach it runs on, to be found by `k3ctl ps`, `k3ctl logs` and `k3ctl stop`. With --nodes
-    several hosts are started as one through ssh, which must log in without a question: when one fails, all stop.
+    Without --profile it takes the one that `k3ctl plan` chooses for this machine, and says so. Ctrl-C stops it
+    gracefully, a second Ctrl-C at once. Nothing of it survives this command, however it ends; with --detach it runs
+    on, to be found by `k3ctl ps`, `k3ctl logs` and `k3ctl stop`. With --nodes several hosts are started as one through
+    ssh, which must log in without a question: when one fails, all stop.
     """
     from k3ctl.commands.serve import rack, session
     from k3ctl.commands.serve.narrator import Narrator
@@ -120,6 +130,9 @@ def serve(
     from k3ctl.profiles.resolve import resolve
 
     typed = parse_set(overrides or [])
+    if profile is None:
+        profile, adapted = session.choose(several=bool(nodes or master_addr or node_rank))
+        typed = adapted | typed
     resolved = resolve(loader.load(profile), typed, os.environ)
     if model is not None:
         resolved = resolved.with_model_path(model)

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from k3ctl import output
-from k3ctl.errors import ExitCode, K3Error, MachineError
+from k3ctl.errors import ExitCode, K3Error, MachineError, UsageError
 from k3ctl.gpus.types import Node
 from k3ctl.gpus.visible import visible
 from k3ctl.output import CommandResult, Lines
@@ -72,6 +72,24 @@ def judge(
     return [f"not known before the start: {title[:1].lower()}{title[1:]}" for title in unknown]
 
 
+def choose(*, several: bool = False) -> tuple[str, dict[str, str]]:
+    """The profile that `k3ctl plan` chooses for this machine, and its ``--set`` values; told on stderr.
+
+    Raises:
+        MachineError: it chooses none, or the GPUs cannot be read.
+        UsageError: the launch spans ``several`` hosts.
+    """
+    from k3ctl.planning import choice
+
+    if several:
+        raise UsageError(
+            "name the profile of a launch over several hosts", hint="`k3ctl plan --hardware …` chooses one"
+        )
+    best = choice.chosen(choice.for_this_host())
+    output.note(f"profile: `{best.command}`, as `k3ctl plan` chooses for this machine ({best.reason})")
+    return best.profile.name, dict(best.overrides)
+
+
 def _narrowed(node: Node, chosen: str | None) -> Node:
     """The host with the GPUs that the engine can see; all of them where their list cannot be read."""
     found = visible(node, chosen) if chosen is not None else None
@@ -113,13 +131,13 @@ def hint(resolved: ResolvedConfig, answer: Preflight, overrides: Mapping[str, st
     name = resolved.profile.name
     profile = name if name in loader.names() else shlex.quote(resolved.profile.file)
     group = f" --nodes {shlex.quote(nodes)}" if nodes else ""
-    explained = f"`k3ctl doctor --profile {profile}{group}` explains; --skip-checks starts all the same"
+    explained = f"`k3ctl doctor{group} --profile {profile}` explains; --skip-checks starts all the same"
     accepted = changes(answer.rules)
     if not accepted:
         return explained
     typed = {key: value for key, value in overrides.items() if not _superseded(key, accepted)} | accepted
     words = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in typed.items())
-    return f"`k3ctl serve -p {profile} {words}{group}` takes the nearest accepted values; {explained}"
+    return f"`k3ctl serve -p {profile}{group} {words}` takes the nearest accepted values; {explained}"
 
 
 def _superseded(key: str, accepted: Mapping[str, str]) -> bool:
