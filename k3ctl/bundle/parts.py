@@ -3,6 +3,7 @@
 BUNDLE/
   environment.json       package versions and an allow-list of variables
   hardware.json          k3ctl.nvml/1 snapshots before and after
+  active.json            the last `doctor --active` of the run's GPUs: what their memory really does
   engine.json            the server's run record: argv, environment set by k3ctl, states
   profile.yaml           the serving profile as the server was started with it, when k3ctl started it
   profile.base.yaml      the profile that it extends, if any
@@ -32,6 +33,7 @@ from k3ctl.bundle import seal
 from k3ctl.bundle.kind import Kind
 from k3ctl.engine import logs, record
 from k3ctl.engine.rundir import Run
+from k3ctl.machine import measured
 from k3ctl.redact import Redactor
 
 LOG_TAIL_BYTES = 256 * 1024
@@ -72,6 +74,9 @@ def enclose(
     dump(directory / "environment.json", _environment(os.environ if variables is None else variables))
     if around.run is not None:
         dump(directory / "engine.json", _record(around.run))
+        seen = around.run.launch.get("gpus") or ()
+        if (known := measured.of_gpus(str(gpu.get("uuid") or "") for gpu in seen)) is not None:
+            dump(directory / "active.json", known)
         texts = record.profile_texts(around.run).values()
         for name, text in zip(("profile.yaml", "profile.base.yaml"), texts, strict=False):
             (directory / name).write_text(text, encoding="utf-8")

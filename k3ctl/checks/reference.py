@@ -8,7 +8,17 @@ from k3ctl.checks import RULES
 from k3ctl.checks.finding import Area, Rule
 from k3ctl.checks.multicast import FORBIDDING
 from k3ctl.checks.products import ALL_KINDS, GPU_KINDS, SWITCHED
+from k3ctl.checks.rules.active import NVLINK_BUS_GB_S, PCIE_BUS_GB_S, SLOW_OF_PEERS, SLOW_OF_PRODUCT
 from k3ctl.checks.rules.probe import BROKEN, SLOW
+from k3ctl.gpus.active import (
+    COLLECTIVE_LIMIT_S,
+    REDUCE_BYTES,
+    TIMED,
+    TRIAD_BYTES,
+    TRIAD_LIMIT_S,
+    TRIAD_S,
+    WARM,
+)
 from k3ctl.gpus.cuda import COPY_LIMIT_S, MULTICAST_LIMIT_S
 from k3ctl.gpus.cuda_child import COPIES, COPY_BYTES
 
@@ -70,6 +80,27 @@ between trays are not probed.
 {MULTICAST_LIMIT_S:.0f} s). On shared hosts this can take GPUs out of service: use it only where you own every GPU.
 It is never done by default. **It has not been run on a GPU yet**: its calls are tested against a stand-in for
 libcuda.
+
+## Measuring: `--active`
+
+Uses the GPUs, so it is asked for and never done by default. It is refused (exit 3) unless every GPU is known to be
+idle: no process, no memory held, both readable. A child of the engine's Python (`K3CTL_ENGINE_PYTHON`, else the one
+that runs k3ctl) does the work, and is killed with its ranks at its limit:
+
+| measurement | what | finding |
+|---|---|---|
+| memory bandwidth | all visible GPUs at once for {TRIAD_S:g} s: a = b + s·c over 3 × {TRIAD_BYTES // 2**30} GiB \
+(limit {TRIAD_LIMIT_S:g} s) | below {SLOW_OF_PRODUCT:.0%} of the product's rate, or {SLOW_OF_PEERS:.0%} of its \
+neighbours' median |
+| NCCL | all-reduce of {REDUCE_BYTES // 2**20} MiB over the GPUs of the host, {TIMED} times after {WARM} \
+(limit {COLLECTIVE_LIMIT_S:g} s) | below {NVLINK_BUS_GB_S:g} GB/s bus bandwidth over NVLink, {PCIE_BUS_GB_S:g} over \
+PCIe (NVSentinel's limits) |
+
+Sums are checked. The environment is the one that `serve` would use, with `--profile` that profile's, and so are the
+GPUs that it can see. NVLink multicast alone is always forbidden in it; what that changed is named. Groups over several
+hosts are not measured. The result is kept in the state directory, and every later bundle of these GPUs holds it
+(`active.json`): it is what their memory really does, the denominator of a roofline. The shares are ours.
+**It has not been run on a GPU yet**: tested with a stand-in for the child, and on a processor over Gloo.
 
 ## Captures that `--from` reads
 

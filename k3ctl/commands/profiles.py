@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,7 +35,39 @@ def register(app: typer.Typer, command: Any) -> None:
         epilog="Examples: k3ctl profiles show cpu-tiny · "
         "k3ctl profiles show gb300-tp16 --origin --set speculative_config.num_speculative_tokens=3",
     )(show)
+    command(
+        group,
+        "mark-validated",
+        epilog="Example: k3ctl profiles mark-validated gb300-tp16 runs/gb300-tp16.k3b.tar.gz",
+    )(mark_validated)
     app.add_typer(group)
+
+
+def mark_validated(
+    name: NameArgument,
+    bundle: Annotated[
+        Path, typer.Argument(help="Bundle of `k3ctl validate canary features` (directory or archive).")
+    ],
+) -> CommandResult:
+    """Write `status: validated` into a profile, if a bundle shows that it is.
+
+    The bundle must verify, be of this very profile without overrides, on its hardware and vLLM, with every check
+    finished and none failed, void or unknown. Exit 1 with every reason when it does not.
+    """
+    from k3ctl.bundle import archive
+    from k3ctl.profiles import loader, marking
+    from k3ctl.validate import receipt
+
+    profile = loader.load(name)
+    with archive.opened(bundle) as directory:
+        found = receipt.of_bundle(directory, profile)
+    marking.write(profile, found)
+    lines = [
+        f"{profile.file}: status: validated (bundle {found.bundle}, {found.checks_passed} checks passed)"
+    ]
+    lines += [f"not shown: {text}" for text in found.not_shown]
+    data = {"profile": profile.name, "file": profile.file, "validation": found.model_dump(mode="json")}
+    return CommandResult("k3ctl.profiles.mark-validated/1", data, [Lines(lines)])
 
 
 def list_profiles() -> CommandResult:

@@ -164,6 +164,41 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Triad:
+    """Memory bandwidth of one GPU (NVML index, -1: not matched), 10⁹ bytes a second: the best batch, and the median."""
+
+    gpu: int
+    uuid: str = ""
+    gb_s: float | None = None
+    median_gb_s: float | None = None
+    correct: bool | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An all-reduce over ``ranks`` GPUs of this host; ``bus_gb_s``: its rate times 2 (n − 1) / n."""
+
+    ranks: int
+    bytes: int = 0
+    bus_gb_s: float | None = None
+    correct: bool | None = None
+    nccl: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Active:
+    """What ``doctor --active`` measured. ``changed``: variables that serve would have otherwise, and how."""
+
+    triads: tuple[Triad, ...] = ()
+    collective: Collective | None = None
+    error: str = ""
+    torch: str = ""
+    changed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Host:
     """Facts about one host; ``collected_at`` is unix time in seconds."""
 
@@ -193,5 +228,6 @@ class Host:
     cuda_problem: str = ""
     """Why the CUDA driver could not be reached."""
     probe: Probe | None = None
+    active: Active | None = None
     python: str = ""
     k3ctl: str = ""

@@ -136,7 +136,7 @@ def _inheritable(parent: dict[str, Any], name: str, child: Path) -> dict[str, An
     return {
         key: value
         for key, value in parent.items()
-        if key not in {"name", "summary", "status", "evidence", "notes"}
+        if key not in {"name", "summary", "status", "evidence", "validation", "notes"}
     }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from k3ctl import redact
 from k3ctl.errors import UsageError
 from k3ctl.profiles import arguments
 
@@ -34,6 +38,25 @@ class Evidence(_Section):
     versions: str = ""
     conditions: str = ""
     link: str = ""
+
+
+class Validation(_Section):
+    """What ``k3ctl profiles mark-validated`` found in a bundle; never written by hand."""
+
+    bundle: str
+    """Id of the bundle (``k3ctl.validation/1``)."""
+    sums: str
+    """SHA-256 of the bundle's ``SHA256SUMS``."""
+    profile: str
+    """Digest of what the profile meant then (``meaning``): another value of any key is another one."""
+    gpu: str
+    gpus: int
+    vllm: str
+    runtime: str
+    when: When
+    checks_passed: int
+    not_shown: tuple[str, ...] = ()
+    """Checks that could not be run there, each with its reason."""
 
 
 class Requires(_Section):
@@ -154,6 +177,24 @@ class Bench(_Section):
     presets: tuple[str, ...] = ("smoke",)
 
 
+MARKS = "`k3ctl profiles mark-validated`"
+
+
+def meaning(data: Mapping[str, Any]) -> str:
+    """``Profile.meaning`` of a profile as data, without its secrets: what a run record keeps has none."""
+    kept = {
+        key: value for key, value in data.items() if key not in {"status", "evidence", "validation", "notes"}
+    }
+    return hashlib.sha256(json.dumps(_said(redact.PLAIN.value(kept)), sort_keys=True).encode()).hexdigest()
+
+
+def _said(value: Any) -> Any:
+    """Without what is empty: a key that a later k3ctl knows, and this profile does not set, changes nothing."""
+    if isinstance(value, Mapping):
+        return {key: _said(inner) for key, inner in value.items() if inner not in (None, "", [], {})}
+    return value
+
+
 class Profile(_Section):
     """One deployment of one model on one kind of hardware, for one goal."""
 
@@ -161,9 +202,11 @@ class Profile(_Section):
     name: str
     summary: str
     extends: str | None = None
-    status: Literal["verified", "supported", "untested"]
+    status: Literal["validated", "supported", "untested"]
+    """``validated``: a bundle of ``k3ctl validate`` showed it. ``supported``: rests on the named evidence."""
     goal: Literal["latency", "throughput", "long-context", "baseline", "demo"] = "latency"
     evidence: tuple[Evidence, ...] = ()
+    validation: Validation | None = None
     notes: tuple[str, ...] = ()
     requires: Requires = Requires()
     model: Model
@@ -179,10 +222,21 @@ class Profile(_Section):
     _texts: tuple[tuple[str, str], ...] = PrivateAttr(default=())
 
     @model_validator(mode="after")
-    def _evidence_for_status(self) -> Profile:
-        if self.status == "verified" and not self.evidence:
-            raise ValueError("`status: verified` needs `evidence`")
+    def _reason_for_status(self) -> Profile:
+        if self.status == "supported" and not self.evidence:
+            raise ValueError("`status: supported` needs `evidence`")
+        if (self.status == "validated") != (self.validation is not None):
+            raise ValueError(f"`status: validated` and `validation` are written together, by {MARKS}")
+        if self.validation is not None and self.validation.profile != self.meaning:
+            raise ValueError(
+                f"it was changed since it was validated: take `validation` and its `status` out; {MARKS} sets them anew"
+            )
         return self
+
+    @property
+    def meaning(self) -> str:
+        """Digest of every key but those that say how far to trust it."""
+        return meaning(self.model_dump(mode="json", by_alias=True))
 
     def mark_source(
         self, file: str, inherited: frozenset[str], texts: tuple[tuple[str, str], ...] = ()

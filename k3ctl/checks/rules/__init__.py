@@ -1,6 +1,7 @@
 """The rules, one module per area. Importing this package fills ``finding.RULES``."""
 
 from k3ctl.checks.rules import (
+    active,
     cluster,
     driver,
     environment,
@@ -18,6 +19,7 @@ from k3ctl.checks.rules import (
 )
 
 __all__ = [
+    "active",
     "cluster",
     "driver",
     "environment",

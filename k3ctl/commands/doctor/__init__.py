@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from k3ctl import completion
-from k3ctl.errors import ExitCode, UsageError, unknown
+from k3ctl.errors import ExitCode, MachineError, UsageError, unknown
 from k3ctl.output import CommandResult
 
 if TYPE_CHECKING:
@@ -64,6 +64,14 @@ ProbeOption = Annotated[
         "--probe", help="Also copy between all GPU pairs and compare the rates; takes 0.5 GiB per GPU."
     ),
 ]
+ActiveOption = Annotated[
+    bool,
+    typer.Option(
+        "--active",
+        help="Also measure: five seconds of memory bandwidth on every GPU, and an NCCL all-reduce, in the environment "
+        "of `serve` (with --profile: that profile's). Refused while anything is on a GPU.",
+    ),
+]
 MulticastOption = Annotated[
     bool,
     typer.Option(
@@ -81,7 +89,7 @@ def register(app: typer.Typer, command: Any) -> None:
         "doctor",
         epilog="Examples: k3ctl doctor · k3ctl doctor --json > node.json · k3ctl doctor merge node*.json · "
         "k3ctl doctor --nodes tray0,tray1 · k3ctl doctor --from captures/ · "
-        "k3ctl doctor --profile b300-tp8 · k3ctl doctor --explain fabric.status",
+        "k3ctl doctor --profile b300-tp8 --active · k3ctl doctor --explain fabric.status",
     )(doctor)
 
 
@@ -92,18 +100,20 @@ def doctor(
     captures: FromOption = None,
     explain: ExplainOption = None,
     probe: ProbeOption = False,
+    active: ActiveOption = False,
     probe_multicast: MulticastOption = False,
     node_timeout: NodeLimitOption = NODE_LIMIT_S,
     remote_k3ctl: RemoteOption = "k3ctl",
 ) -> CommandResult:
     """Say what this machine or group can run, and why not. Exits with 1 when something failed.
 
-    Reads GPUs by NVML and the host around them; changes nothing, and takes no GPU memory without --probe.
+    Reads GPUs by NVML and the host around them; changes nothing, and takes no GPU memory without --probe or --active.
     """
     if explain:
         return _explain(explain)
     wanted = _profile(profile) if profile else None
-    probes = [flag for flag, on in (("--probe", probe), ("--probe-multicast", probe_multicast)) if on]
+    asked = {"--probe": probe, "--active": active, "--probe-multicast": probe_multicast}
+    probes = [flag for flag, on in asked.items() if on]
     if sum(map(bool, (words, nodes, captures))) > 1:
         raise UsageError("`merge`, `--nodes` and `--from` are three sources: give one of them")
     if probes and (words or captures):
@@ -115,9 +125,11 @@ def doctor(
 
         gathered = read_folder(captures)
     elif nodes:
-        gathered = _remote(nodes, [remote_k3ctl, "doctor", "--json", *probes], node_timeout)
+        own = ["--profile", profile] if active and profile else []
+        gathered = _remote(nodes, [remote_k3ctl, "doctor", "--json", *probes, *own], node_timeout)
     else:
         gathered = _here(probe=probe, probe_multicast=probe_multicast)
+        gathered = _measured(gathered, wanted) if active else gathered
     return _judged(gathered, wanted, share=not (words or captures or nodes))
 
 
@@ -130,6 +142,29 @@ def _here(*, probe: bool, probe_multicast: bool) -> Gathered:
     asked_in_vain = (probe or probe_multicast) and (here.host is None or here.host.probe is None)
     notes = ("nothing was probed: there is no GPU here",) if asked_in_vain else ()
     return Gathered((here,), notes=notes)
+
+
+def _measured(gathered: Gathered, profile: Profile | None) -> Gathered:
+    """This machine with what ``--active`` measured; refused unless every GPU is idle."""
+    from dataclasses import replace
+
+    from k3ctl.gpus import active
+    from k3ctl.machine import measured
+    from k3ctl.profiles import resolve
+
+    (here,) = gathered.machines
+    if not here.node.present or here.host is None:
+        return replace(gathered, notes=(*gathered.notes, "nothing was measured: there is no GPU here"))
+    if refused := active.refusals(here.node.present):
+        raise MachineError(
+            "--active measures idle GPUs only",
+            reasons=refused,
+            hint="stop what runs there, or leave --active out",
+        )
+    own = resolve.resolve(profile, environ=os.environ).env if profile else {}
+    found = active.measure(here.node.present, {**os.environ, **own})
+    measured.keep(found)
+    return replace(gathered, machines=(replace(here, host=replace(here.host, active=found)),))
 
 
 def _merged(words: list[str]) -> Gathered:

@@ -8,7 +8,7 @@ from k3ctl.checks.finding import Rule, Severity
 from k3ctl.checks.report import Group, Report, Runnable, grouped
 from k3ctl.checks.view import size_text
 from k3ctl.gpus.types import Node
-from k3ctl.host.types import Host, Probe
+from k3ctl.host.types import Active, Host, Probe
 from k3ctl.output import Block, Lines, Table
 from k3ctl.planning.rules import PlanRule
 
@@ -39,6 +39,7 @@ def _head(report: Report) -> list[str]:
     if len(nodes) > 4:
         lines.append(f"… and {len(nodes) - 4} more hosts")
     lines += [_probe_line(name, host.probe) for name, host in report.hosts.items() if host.probe]
+    lines += [_active_line(name, host.active) for name, host in report.hosts.items() if host.active]
     v = report.verdict
     if v.gpu_count:
         lines.append(
@@ -60,6 +61,18 @@ def _probe_line(name: str, probe: Probe) -> str:
     return (
         f"probe on {name}: {right} of {len(probe.copies)} copies between GPUs arrived right{span}{multicast}"
     )
+
+
+def _active_line(name: str, active: Active) -> str:
+    rates = ", ".join(f"GPU {t.gpu} {t.gb_s:.0f}" for t in active.triads if t.gb_s is not None)
+    parts = [f"memory bandwidth GB/s: {rates}"] if rates else []
+    if active.collective and active.collective.bus_gb_s is not None:
+        c = active.collective
+        size = f"{c.bytes / 2**20:.0f} MiB over {c.ranks} GPUs"
+        parts.append(f"all-reduce of {size}: {c.bus_gb_s:.0f} GB/s bus (NCCL {c.nccl or 'unknown'})")
+    if active.changed:
+        parts.append(f"otherwise than serve: {', '.join(active.changed)} (no NVLink multicast here)")
+    return f"measured on {name}: {'; '.join(parts) or 'nothing'}"
 
 
 def _node_line(node: Node, host: Host | None) -> str:

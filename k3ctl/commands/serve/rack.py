@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +65,7 @@ def serve(request: Request, launch: Launch, *, checks: bool, detach: bool) -> Co
     board = Board(hosts)
     group: list[Group] = []
     wanted = Wanted(hosts, hello, request.remote_k3ctl, request.node_timeout_s)
-    lead = Lead(wanted, lambda node, kind, news: _hear(board, group, node, kind, news))
+    lead = Lead(wanted, lambda node, kind, news: _hear(board, group, lambda: lead.stops, node, kind, news))
     try:
         with _signals(lead) as asked:
             try:
@@ -226,11 +226,19 @@ CHECKED_S = 1800.0
 """Longest wait for the proof of the path and the canary: a server that is slow is no failure."""
 
 
-def _hear(board: Board, group: list[Group], node: Node, kind: str, news: Mapping[str, Any]) -> None:
-    from k3ctl.rack import lead
+def _hear(
+    board: Board,
+    group: list[Group],
+    stops: Callable[[], int],
+    node: Node,
+    kind: str,
+    news: Mapping[str, Any],
+) -> None:
+    from k3ctl.rack.lead import keep_log
 
-    if kind == "ended" and group and isinstance(news.get("log"), str) and node.state == "failed":
-        lead.keep_log(group[0], node.host, news["log"])
+    # nobody asked for the end, so all logs are wanted: a node that stopped for the others may know why
+    if kind == "ended" and group and not stops() and isinstance(news.get("log"), str):
+        keep_log(group[0], node.host, news["log"])
     board.hear(node, kind, news)
 
 

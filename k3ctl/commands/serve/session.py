@@ -131,13 +131,13 @@ def hint(resolved: ResolvedConfig, answer: Preflight, overrides: Mapping[str, st
     name = resolved.profile.name
     profile = name if name in loader.names() else shlex.quote(resolved.profile.file)
     group = f" --nodes {shlex.quote(nodes)}" if nodes else ""
-    explained = f"`k3ctl doctor{group} --profile {profile}` explains; --skip-checks starts all the same"
+    explained = f"`k3ctl doctor --profile {profile}{group}` explains; --skip-checks starts all the same"
     accepted = changes(answer.rules)
     if not accepted:
         return explained
     typed = {key: value for key, value in overrides.items() if not _superseded(key, accepted)} | accepted
     words = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in typed.items())
-    return f"`k3ctl serve -p {profile}{group} {words}` takes the nearest accepted values; {explained}"
+    return f"`k3ctl serve -p {profile} {words}{group}` takes the nearest accepted values; {explained}"
 
 
 def _superseded(key: str, accepted: Mapping[str, str]) -> bool:

@@ -115,7 +115,7 @@ def sequence_buffers(d: Proposal) -> Hit | None:
 )
 def prefix_caching_off(d: Proposal) -> Hit | None:
     """Prefix caching is on: it was switched off for a fault of 0.27, and carries the KDA checkpoints."""
-    if d.prefix_caching or d.config.profile.status == "verified":
+    if d.prefix_caching or d.config.profile.status == "validated":
         return None
     return Hit(
         "prefix caching is off, so KDA checkpoints inside prompts are off, too",
