@@ -116,12 +116,14 @@ def classify(name: str) -> str:
     return next((part for part, marks in PARTS if has(name, marks)), "other")
 
 
+@functools.cache  # a window holds a hundred thousand kernels of a few dozen names
 def has(name: str, marks: tuple[str, ...]) -> bool:
     """Whether a kernel's name holds one of ``marks``; of a CuTe DSL kernel only the class counts."""
     told = _told(name)
     return any(mark in told for mark in marks)
 
 
+@functools.cache
 def is_class(name: str, classes: tuple[str, ...]) -> bool:
     """Whether a kernel is of one of ``classes``, and not only of one whose name holds it."""
     told = _told(name)
