@@ -39,7 +39,7 @@ class Point:
     low: float
     high: float
     resolution: float | None = None
-    """Smallest share by which the number can differ from itself."""
+    """Smallest share by which the number can differ from itself; None: not known, which is not none."""
     note: str = ""
 
 
@@ -62,11 +62,21 @@ class Comparison:
         return self.ours.value / nearest
 
     @property
+    def noise(self) -> float | None:
+        """Share by which the ratio may be off; None when that is not known of both numbers."""
+        return combined(self.ours.resolution, self.other.resolution)
+
+    @property
     def verdict(self) -> str:
-        """``same``, ``better`` or ``worse`` beyond both numbers' resolution; empty when not comparable."""
+        """``same``, or ``better`` or ``worse`` beyond both numbers' resolution; empty when not comparable.
+
+        ``undecided`` when either resolution is not known: any difference may then be noise.
+        """
         if self.ratio is None:
             return ""
-        noise = combined(self.ours.resolution, self.other.resolution)
+        noise = self.noise
+        if noise is None:
+            return "undecided"
         if abs(self.ratio - 1) <= noise:
             return "same"
         better = (self.ratio > 1) != (self.ours.conditions["unit"] in LOWER_IS_BETTER)
@@ -172,12 +182,17 @@ def path_taken(decode_backend: str | None, row: Mapping[str, Any]) -> str | None
 
 def _resolution(row: Mapping[str, Any], unit: str) -> float | None:
     if unit in ("output_tok_s", "total_tok_s_per_gpu"):
-        share = row["resolution_share"]
-        return None if share is None else float(share)
+        return _throughput_share(row)
     if unit == "joules_per_output_token":
-        return combined(row["resolution_share"], row["energy"]["edge_share"])
+        return combined(_throughput_share(row), row["energy"]["edge_share"])
     stat = row["ttft_ms"] if unit == "ttft_ms" else row["itl_ms"]
     return stats.interval_share(percentiles.stat_of(stat))
+
+
+def _throughput_share(row: Mapping[str, Any]) -> float | None:
+    """The row's resolution; None without an interval, for then it is the quantisation step alone."""
+    share = row["resolution_share"]
+    return None if share is None or row["interval_share"] is None else float(share)
 
 
 def differences(
@@ -259,6 +274,7 @@ def against_summary(
     return out
 
 
-def combined(*shares: float | None) -> float:
-    """Root of the sum of squares: the resolution of a ratio of independent numbers."""
-    return math.sqrt(sum(share * share for share in shares if share is not None))
+def combined(*shares: float | None) -> float | None:
+    """Root of the sum of squares: the resolution of a ratio of independent numbers; None when one is not known."""
+    known = [share for share in shares if share is not None and math.isfinite(share) and share >= 0]
+    return math.hypot(*known) if len(known) == len(shares) else None

@@ -8,7 +8,7 @@ concurrencies.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from k3ctl.loadtest import compare
@@ -34,7 +34,8 @@ class GateVerdict:
 def gate(
     base: Mapping[str, Any], new: Mapping[str, Any], *, threshold: float, varied: frozenset[str] = frozenset()
 ) -> tuple[list[GateVerdict], list[Comparison]]:
-    """Verdicts of every comparable pair, and the pairs that are not comparable.
+    """Verdicts of every comparable pair, and the pairs that are not comparable: their conditions differ, or nobody
+    knows how far a number may be off.
 
     ``varied``: conditions that were changed on purpose, and are not asked to be equal.
     """
@@ -44,8 +45,10 @@ def gate(
         for pair in compare.against_summary(new, base, source="base", unit=metric, varied=varied):
             if pair.reasons:
                 refused.append(pair)
+            elif (noise := pair.noise) is None:
+                refused.append(replace(pair, reasons=(_unresolved(pair, metric),)))
             else:
-                verdicts.append(_verdict(pair, metric, threshold))
+                verdicts.append(_verdict(pair, metric, threshold, noise))
     return verdicts, refused
 
 
@@ -66,10 +69,17 @@ def missing(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _verdict(pair: Comparison, metric: str, threshold: float) -> GateVerdict:
+def _unresolved(pair: Comparison, metric: str) -> str:
+    sides = {"base": pair.other, "new": pair.ours}
+    names = " and ".join(side for side, point in sides.items() if compare.combined(point.resolution) is None)
+    return (
+        f"{metric} at c={pair.ours.conditions['concurrency']}: how far it may be off is not known ({names})"
+    )
+
+
+def _verdict(pair: Comparison, metric: str, threshold: float, noise: float) -> GateVerdict:
     ratio = pair.ours.value / pair.other.value
     change = 1 / ratio - 1 if metric in compare.LOWER_IS_BETTER else ratio - 1
-    noise = compare.combined(pair.ours.resolution, pair.other.resolution)
     return GateVerdict(
         metric=metric,
         concurrency=int(pair.ours.conditions["concurrency"]),

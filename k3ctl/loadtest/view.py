@@ -66,10 +66,10 @@ def _compared(pair: Comparison) -> str:
     assert pair.ratio is not None
     wide = pair.other.low != pair.other.high
     there = f"{pair.other.low:g}–{pair.other.high:g}" if wide else f"{pair.other.value:g}"
-    noise = compare.combined(pair.ours.resolution, pair.other.resolution)
+    noise = "unknown" if pair.noise is None else f"{pair.noise:.1%}"
     unit = compare.UNITS[pair.ours.conditions["unit"]]
     note = f" ({pair.other.note})" if pair.other.note else ""
-    change = f"{pair.ratio - 1:+.1%} ± {noise:.1%} {pair.verdict}"
+    change = f"{pair.ratio - 1:+.1%} ± {noise} {pair.verdict}"
     return f"{head}: {pair.ours.value:.1f} here, {there} there, {change}, {unit}{note}"
 
 
