@@ -8,13 +8,20 @@ between two of them is half a layer. Side streams join before the next mixture. 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from k3ctl.verdict.kernels import EXPERTS, Kernel, classify, has
 
 MIXTURE = ("attn_res", "AttnResCluster")
 ATTENTION = {"KDA core": "KDA", "MLA core": "MLA"}
+
+PROVED_SHARE = 0.95
+"""Share of the decode steps, or of their layers, that a proof needs."""
+BESIDE = frozenset({"sampling", "state and block tables", "embedding"})
+"""Parts of a step that lie outside its layers, on either path."""
+OUTSIDE_SHARE = 0.5
+"""Share of GPU time outside of what was recognised above which a trace shows mostly something else."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,14 @@ def layers(kernels: Sequence[Kernel]) -> tuple[LayerKind, ...]:
             ends.setdefault(name, []).append(kernels[last].start_us)
     kinds = [_summary(name, found[name], ends[name]) for name in found]
     return tuple(sorted(kinds, key=lambda kind: -kind.layers))
+
+
+def outside(kernels: Sequence[Kernel], within: Set[int]) -> float:
+    """Share of GPU time, or of the kernels if that is more, that is neither ``within`` nor between two steps."""
+    others = [k for i, k in enumerate(kernels) if i not in within and classify(k.name) not in BESIDE]
+    total = sum(kernel.duration_us for kernel in kernels)
+    time = sum(kernel.duration_us for kernel in others) / total if total > 0 else 1.0
+    return max(time, len(others) / len(kernels))
 
 
 def _kind(attention: Sequence[Kernel], rest: Sequence[Kernel]) -> str | None:

@@ -20,8 +20,8 @@ from typing import Any
 from k3ctl.facts import published as facts
 from k3ctl.facts.k3 import K3
 from k3ctl.verdict.kernels import EXPERTS, KDA, O_PROJECTION, Kernel, classify, has, is_class
-from k3ctl.verdict.layers import LayerKind, layers
-from k3ctl.verdict.own_path import SENTINELS, OwnReport, own_path
+from k3ctl.verdict.layers import OUTSIDE_SHARE, PROVED_SHARE, LayerKind, layers, outside
+from k3ctl.verdict.own_path import PREFILL, SENTINELS, OwnReport, own_path
 
 LAYERS, MLA_LAYERS, KDA_LAYERS = K3.layers, frozenset(K3.mla_layers), K3.kda_layers
 STEP = "".join("M" if i in MLA_LAYERS else "K" for i in range(LAYERS))
@@ -31,14 +31,6 @@ KDA_SENTINEL = ("KdaSplit",)
 MLA_SENTINELS = ("MlaValue", "DcpValue")
 MIXTURE = ("ClusterAttnRes",)
 DENSE = ("DenseSitu",)
-PREFILL_KDA = ("chunk_kda", "flash_kda", "FlashKDA", "causal_conv1d", "layer_norm_gated")
-"""KDA kernels that prefills run, or prefills too: they tell no decode step."""
-PROVED_SHARE = 0.95
-"""Share of the decode steps that must be specialized."""
-BESIDE = frozenset({"sampling", "state and block tables", "embedding"})
-"""Parts of a step that lie outside its layers, on either path."""
-OUTSIDE_SHARE = 0.5
-"""Share of GPU time outside of the specialized steps above which a trace shows mostly something else."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +116,14 @@ def verdict(reports: Sequence[TraceReport]) -> str:
         return "proved"
     if any(report.own.bare for report in reports):
         return "unknown"
+    if any(report.own.own for report in reports) and not any(report.own.refuted for report in reports):
+        return "unknown"
     if all(report.proves for report in reports):
         return "proved" if len({report.steps for report in reports}) == 1 else "unknown"
     if any(report.bare or report.cut for report in reports):
         return "unknown"
-    return "not engaged" if any(report.share < PROVED_SHARE for report in reports) else "unknown"
+    standard = (r.share < PROVED_SHARE for r in reports if r.standard_steps)
+    return "not engaged" if any(standard) else "unknown"
 
 
 def statement(reports: Sequence[TraceReport]) -> str:
@@ -158,7 +153,7 @@ def _why(grade: str, reports: Sequence[TraceReport]) -> str:
             f"{report.kernels_per_layer:.1f} kernels a layer (published {stock:.0f} → {fast:.0f}), "
             f"{report.us_per_layer:.1f} µs a layer (published {stock_us:.0f} → {fast_us:.0f}, TP16, batch 8, GB300)"
         )
-    report = min(reports, key=lambda r: r.share)
+    report = min((r for r in reports if r.standard_steps), key=lambda r: r.share)
     if report.steps:
         return f"{report.steps} specialized decode steps beside {report.standard_steps} standard ones"
     text = _counted(report)
@@ -177,6 +172,12 @@ def _own_why(reports: Sequence[TraceReport]) -> str:
     if worst.bare:
         return f"{worst.bare} of our KDA kernels without the rest of their layer around them"
     text = f"{worst.own} of {worst.own + worst.standard} KDA layers of the decode steps ran our kernel"
+    if worst.unknown:
+        text += f", beside {worst.unknown} layers of unknown kernels"
+    if (most := max(report.own.outside for report in reports)) > OUTSIDE_SHARE and not worst.refuted:
+        text += (
+            f"; {most:.0%} of the GPU's time or kernels lies outside of them: take a window of decode steps"
+        )
     report = next(report for report in reports if report.own is worst)
     if (moe := next((kind for kind in report.layers if kind.name == "KDA + MoE"), None)) is not None:
         text += f"; a KDA + MoE layer has {moe.kernels:.0f} kernels and takes {moe.us:.1f} µs"
@@ -192,6 +193,11 @@ def _doubt(reports: Sequence[TraceReport]) -> str:
         return f"{bare} sentinel kernels without the rest of their layer around them"
     if any(report.cut for report in reports):
         return "the window holds no whole step: take a longer one"
+    if strange := next((report for report in reports if not report.steps), None):
+        text = _counted(strange)
+        if strange.kda_sentinels or strange.mla_sentinels:
+            return f"{text}: not in the order of whole steps (69 and 24 per step)"
+        return f"{text}, and no decode step that is known: was the server decoding?"
     outside = max((report.outside for report in reports), default=0.0)
     if outside > OUTSIDE_SHARE:
         return f"{outside:.0%} of the GPU's time lies outside of the specialized steps: take a window of decode steps"
@@ -214,6 +220,8 @@ def as_data(report: TraceReport) -> Mapping[str, Any]:
         "mla_sentinels": report.mla_sentinels,
         "own_kda_layers": report.own.own,
         "own_bare": report.own.bare,
+        "own_unknown_layers": report.own.unknown,
+        "own_outside_share": report.own.outside,
         "kernels_per_layer": report.kernels_per_layer,
         "us_per_layer": report.us_per_layer,
         "standard_layers": [asdict(kind) for kind in report.layers],
@@ -277,7 +285,7 @@ def _standard_steps(kernels: Sequence[Kernel]) -> int:
 
 
 def _standard_kda(kernel: Kernel) -> bool:
-    return classify(kernel.name) == KDA and not has(kernel.name, (*KDA_SENTINEL, *SENTINELS, *PREFILL_KDA))
+    return classify(kernel.name) == KDA and not has(kernel.name, (*KDA_SENTINEL, *SENTINELS, *PREFILL))
 
 
 def _outside(
@@ -290,10 +298,7 @@ def _outside(
     covered += [(sentinels[0][0], spans[0][0])] if sentinels[0][0] < spans[0][0] else []
     covered += [(spans[-1][1], sentinels[-1][0])] if sentinels[-1][0] > spans[-1][1] else []
     within = {i for start, end in covered for i in range(start, end + 1)}
-    others = [k for i, k in enumerate(kernels) if i not in within and classify(k.name) not in BESIDE]
-    total = sum(k.duration_us for k in kernels)
-    time = sum(k.duration_us for k in others) / total if total > 0 else 1.0
-    return max(time, len(others) / len(kernels))
+    return outside(kernels, within)
 
 
 def _by_part(kernels: Sequence[Kernel]) -> Mapping[str, tuple[int, float]]:

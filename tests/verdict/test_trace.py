@@ -228,7 +228,7 @@ def test_the_command_judges_a_saved_trace(tmp_path: Path) -> None:
         "verify", "--trace-file", str(write(tmp_path / "b.json", trace(2, drop_last_kda=True))), "--json"
     )
     assert broken.returncode == 1
-    assert json.loads(broken.stdout)["data"]["verdict"] == "not engaged"
+    assert json.loads(broken.stdout)["data"]["verdict"] == "unknown"
 
 
 def test_a_trace_window_needs_a_server_started_with_a_profiler() -> None:

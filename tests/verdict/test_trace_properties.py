@@ -152,6 +152,13 @@ def test_kernels_that_take_no_time_are_counted_all_the_same() -> None:
     assert verdict([summarize([*unknown, *fast])]) == "unknown"
 
 
+@pytest.mark.parametrize("name", ["novel", "chunk_kda", "nvjet", "_gumbel_sample_kernel", "_attn_res_kernel"])
+def test_kernels_that_tell_no_decode_step_refute_nothing(name: str) -> None:
+    report = summarize([Kernel(name, 5.0 * i, 4.0, "7") for i in range(500)])
+    assert verdict([report]) == "unknown"
+    assert "no decode step that is known" in statement([report])
+
+
 @pytest.mark.parametrize("name", ["KdaSplit_standard", "KdaSplitReference", "notKdaSplit2"])
 def test_a_class_whose_name_only_holds_a_sentinels_is_none(name: str) -> None:
     shown = [
