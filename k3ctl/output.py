@@ -8,12 +8,13 @@ Nothing relies on colour; ``NO_COLOR`` and a stdout that is not a terminal are h
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from k3ctl import __version__
 from k3ctl.errors import ExitCode, K3Error
@@ -65,7 +66,10 @@ class CommandResult:
 
 
 def envelope(result: CommandResult | None, error: K3Error | None = None) -> dict[str, Any]:
-    """The JSON envelope around a result or an error: always the same seven keys."""
+    """The JSON envelope around a result or an error: always the same seven keys.
+
+    A wrong argument is repeated in an error, and it may be a key: what looks like one is masked.
+    """
     code = error.exit_code if error else result.exit_code if result else ExitCode.OK
     return {
         "envelope": ENVELOPE,
@@ -78,9 +82,9 @@ def envelope(result: CommandResult | None, error: K3Error | None = None) -> dict
         if error is None
         else {
             "code": error.code,
-            "message": error.message,
-            "hint": error.hint,
-            "reasons": list(error.reasons),
+            "message": PLAIN.shown(error.message),
+            "hint": error.hint and PLAIN.shown(error.hint),
+            "reasons": [PLAIN.shown(reason) for reason in error.reasons],
         },
     }
 
@@ -103,12 +107,12 @@ def emit_error(error: K3Error, *, as_json: bool) -> None:
     if as_json:
         _write_json(envelope(None, error))
         return
-    # a wrong argument is repeated in the message, and it may be a key
-    note(f"error: {PLAIN.shown(error.message)}")
-    for reason in error.reasons:
-        note(f"  - {PLAIN.shown(reason)}")
-    if error.hint:
-        note(f"hint: {PLAIN.shown(error.hint)}")
+    told = envelope(None, error)["error"]
+    note(f"error: {told['message']}")
+    for reason in told["reasons"]:
+        note(f"  - {reason}")
+    if told["hint"]:
+        note(f"hint: {told['hint']}")
 
 
 def printable(text: str) -> str:
@@ -159,8 +163,20 @@ def reader_has_gone() -> None:
 
 
 def _write_json(value: Mapping[str, Any]) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:  # JSON has no NaN and no infinity
+        text = json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str)
     _write(_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for what is no number."""
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write(text: str) -> None:
@@ -203,11 +219,12 @@ def _rich_table(table: Table) -> Any:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    out = RichTable(
-        title=printable(table.title) or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
-    )
+    # plain strings would be read as markup, which can be a link
+    title = Text(printable(table.title)) if table.title else None
+    out = RichTable(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for column in table.columns:
-        out.add_column(column, justify="right" if column in table.right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if column in table.right else "left"
+        out.add_column(Text(printable(column)), justify=justify, overflow="fold")
     for row in table.rows:
         out.add_row(*(Text(printable(cell)) for cell in row))
     return out

@@ -65,6 +65,27 @@ def test_no_text_that_a_command_prints_is_obeyed(
         stream.getvalue().encode()
 
 
+@pytest.mark.parametrize("text", ["[link=http://evil]x[/link]", "[/x]", "[bold red]x", "a[0]", "\\[b]"])
+def test_no_text_is_markup(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with terminal(monkeypatch, Terminal) as (out, _):
+        output.emit(CommandResult("x/1", {}, [Lines([text]), Table([text], [[text]], text)]), as_json=False)
+    assert own(out.getvalue()).count(text) == 4
+    assert "\x1b]" not in out.getvalue()
+
+
+def test_json_holds_no_number_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    data = {"a": float("nan"), "b": [float("inf"), {"c": (-float("inf"), 1.5)}]}
+    with terminal(monkeypatch, io.StringIO) as (out, _):
+        output.emit(CommandResult("x/1", data), as_json=True)
+    shown = json.loads(out.getvalue(), parse_constant=refuse)["data"]
+    assert shown == {"a": None, "b": [None, {"c": [None, 1.5]}]}
+
+
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_json_is_not_obeyed_either_and_says_the_same(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch, Terminal) as (out, _):
@@ -80,12 +101,19 @@ def test_ordinary_text_is_shown_as_it_is() -> None:
     assert output.printable("a\x1b[2Jb") == "a␛[2Jb"
 
 
-def test_a_wrong_argument_that_is_a_key_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(monkeypatch, io.StringIO) as (_, err):
-        output.emit_error(
-            UsageError("`--set api_key=planted-1` contradicts", hint="--api-key planted-2"), as_json=False
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_wrong_argument_that_is_a_key_is_not_repeated(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with terminal(monkeypatch, io.StringIO) as (out, err):
+        error = UsageError(
+            "`--set api_key=planted-1` contradicts",
+            hint="--api-key planted-2",
+            reasons=["http://x?key=planted-3"],
         )
-    assert "planted" not in err.getvalue()
+        output.emit_error(error, as_json=as_json)
+    assert "contradicts" in out.getvalue() + err.getvalue()
+    assert "planted" not in out.getvalue() + err.getvalue()
 
 
 def test_an_engine_log_is_shown_without_keys_and_controls(
