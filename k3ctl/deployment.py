@@ -83,7 +83,10 @@ def of_run(run: Run | None) -> Deployment:
     if run is None or config is None:
         return UNKNOWN
     seen = run.launch.get("gpus")
-    product = products.common([str(gpu.get("name")) for gpu in seen]) if seen else None
+    names = (
+        [str(gpu.get("name")) for gpu in seen if isinstance(gpu, Mapping)] if isinstance(seen, list) else []
+    )
+    product = products.common(names) if names else None
     return of_config(config, gpu=product.token if product else None, vllm=run.vllm or None)
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import os
 import stat
+import zlib
 from pathlib import Path
 from typing import IO, Any
 
 from k3ctl.errors import UsageError
+
+
+class TooLarge(ValueError):
+    """The file holds more than a reader takes."""
+
 
 DIRECTORY = 0o700
 FILE = 0o600
@@ -23,10 +30,30 @@ def read(path: Path, limit_bytes: int) -> bytes:
         OSError: it cannot be read.
         ValueError: it is no regular file, or longer.
     """
-    with _opened(path) as file:
+    with opened(path) as file:
         data = file.read(limit_bytes + 1)
     if len(data) > limit_bytes:
-        raise ValueError(f"it is larger than {_size(limit_bytes)}")
+        raise TooLarge(f"it is larger than {_size(limit_bytes)}")
+    return data
+
+
+def unpacked(path: Path, limit_bytes: int) -> bytes:
+    """The same for a file that may be gzipped; ``limit_bytes`` counts what it unpacks to.
+
+    Raises:
+        OSError, ValueError: as ``read``, or it is damaged.
+    """
+    with opened(path) as file:
+        if file.peek(2)[:2] != b"\x1f\x8b":
+            data = file.read(limit_bytes + 1)
+        else:
+            try:
+                with gzip.GzipFile(fileobj=file) as inner:
+                    data = inner.read(limit_bytes + 1)
+            except (EOFError, zlib.error) as error:
+                raise ValueError(f"it is damaged: {error}") from error
+    if len(data) > limit_bytes:
+        raise TooLarge(f"it unpacks to more than {_size(limit_bytes)}")
     return data
 
 
@@ -97,7 +124,8 @@ def replace(path: Path, data: bytes, *, exclusive: bool = False) -> None:
         file.write(data)
 
 
-def _opened(path: Path) -> io.BufferedReader:
+def opened(path: Path) -> io.BufferedReader:
+    """A regular file for reading. Raises OSError, or ValueError for a pipe, a device or a directory."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from k3ctl.bundle import report, svg
-from k3ctl.bundle.report import Loaded
+from k3ctl.bundle.report import Loaded, rendering
 from k3ctl.bundle.svg import Series
 from k3ctl.loadtest import compare, view
 from k3ctl.loadtest import events as ev
@@ -24,6 +24,7 @@ svg .a{stroke:#555}svg .g{stroke:#ececec}
 """
 
 
+@rendering
 def page(loaded: Loaded) -> str:
     """The page."""
     pairs = compare.against_published(loaded.summary, compare.related(loaded.summary))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from k3ctl.bundle import verify
 from k3ctl.deployment import CPU
+from k3ctl.errors import UsageError
 from k3ctl.loadtest import compare, view
 from k3ctl.loadtest import events as ev
 
@@ -36,12 +37,30 @@ def load(directory: Path) -> Loaded:
     checks = verify.verify(directory)
     return Loaded(
         manifest=verify.manifest(directory),
-        summary=json.loads((directory / "summary.json").read_text(encoding="utf-8")),
+        summary=verify.json_of(directory / "summary.json"),
         events=ev.read(directory / "raw" / "events.jsonl"),
         verified=verify.passed(checks),
     )
 
 
+def rendering(make: Callable[[Loaded], str]) -> Callable[[Loaded], str]:
+    """A renderer that refuses a damaged bundle with one error where it cannot show it."""
+
+    @functools.wraps(make)
+    def rendered(loaded: Loaded) -> str:
+        try:
+            return make(loaded)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            if loaded.verified:
+                raise
+            raise UsageError(
+                "the bundle is too damaged to be shown", hint="`k3ctl bundle verify` says what was changed"
+            ) from error
+
+    return rendered
+
+
+@rendering
 def markdown(loaded: Loaded) -> str:
     """The report: title, conditions, table, findings, comparison with published numbers."""
     parts = [

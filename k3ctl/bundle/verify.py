@@ -8,10 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from k3ctl import files
 from k3ctl.bundle import seal
 from k3ctl.bundle.kind import Kind
 from k3ctl.bundle.write import BENCH
 from k3ctl.errors import K3Error, UsageError
+
+DAMAGE = (
+    K3Error,
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What files of another shape than ours can cause: a red check, never a traceback."""
+MAX_JSON_BYTES = 64 << 20
+"""Longest manifest or summary."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +41,7 @@ class Check:
 def kind_of(directory: Path, kinds: Sequence[Kind]) -> Kind:
     """The kind that the manifest names; the first one where it names none of them, so that verifying says so."""
     try:
-        schema = _json(directory / "manifest.json").get("schema")
+        schema = json_of(directory / "manifest.json").get("schema")
     except K3Error:
         schema = None
     return next((kind for kind in kinds if kind.schema == schema), kinds[0])
@@ -67,7 +82,7 @@ def verified_summary(directory: Path, kind: Kind = BENCH) -> dict[str, Any]:
         raise K3Error(
             f"`{directory.name}` does not verify", reasons=[f"{check.name}: {check.detail}" for check in bad]
         )
-    return _json(directory / "summary.json")
+    return json_of(directory / "summary.json")
 
 
 def manifest(directory: Path, kind: Kind = BENCH) -> dict[str, Any]:
@@ -76,7 +91,7 @@ def manifest(directory: Path, kind: Kind = BENCH) -> dict[str, Any]:
     Raises:
         UsageError: missing, damaged, or of another version.
     """
-    value = _json(directory / "manifest.json")
+    value = json_of(directory / "manifest.json")
     if value.get("schema") != kind.schema:
         raise UsageError(
             f"`{directory}` is not a {kind.schema} bundle", hint=f"its schema is `{value.get('schema')}`"
@@ -86,8 +101,8 @@ def manifest(directory: Path, kind: Kind = BENCH) -> dict[str, Any]:
 
 def _files(directory: Path) -> Check:
     try:
-        listed = dict(_listed((directory / seal.SUMS).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        listed = dict(_listed(_text(directory / seal.SUMS)))
+    except (ValueError, K3Error) as error:
         return Check("files", False, f"{seal.SUMS} cannot be read: {error}")
     present = {path.relative_to(directory).as_posix(): path for path in seal.files(directory)}
     problems = [f"{name} is missing" for name in listed if name not in present]
@@ -115,10 +130,9 @@ def _listed(text: str) -> Iterator[tuple[str, str]]:
 def _statement(directory: Path, kind: Kind) -> Check:
     """The statement must be, byte for byte, the one that follows from ``SHA256SUMS`` and the manifest."""
     try:
-        text = (directory / seal.SUMS).read_text(encoding="utf-8")
-        expected = seal.statement(text, manifest(directory, kind))
-        found = (directory / seal.STATEMENT).read_bytes()
-    except (OSError, KeyError, ValueError, K3Error) as error:
+        expected = seal.statement(_text(directory / seal.SUMS), manifest(directory, kind))
+        found = files.read(directory / seal.STATEMENT, MAX_JSON_BYTES)
+    except DAMAGE as error:
         return Check("statement", False, f"{seal.STATEMENT}: {error}")
     ok = found == expected.encode()
     return Check(
@@ -129,10 +143,10 @@ def _statement(directory: Path, kind: Kind) -> Check:
 def _manifest(directory: Path, kind: Kind) -> Check:
     try:
         found = manifest(directory, kind)
-        computed = kind.validity(_json(directory / "summary.json"))
-    except (KeyError, TypeError, K3Error) as error:
+        computed = kind.validity(json_of(directory / "summary.json"))
+        stated = dict(found.get("validity") or {})
+    except DAMAGE as error:
         return Check("manifest", False, str(error))
-    stated = found.get("validity") or {}
     ok = stated.get("status") == computed["status"] and stated.get("reasons") == computed["reasons"]
     text = (
         f"validity: {computed['status']}"
@@ -144,10 +158,10 @@ def _manifest(directory: Path, kind: Kind) -> Check:
 
 def _summary(directory: Path, kind: Kind) -> Check:
     try:
-        stored = _json(directory / "summary.json")
+        stored = json_of(directory / "summary.json")
         # through JSON once, as the stored one went
         computed = json.loads(json.dumps(kind.summarize(directory / "raw"), default=list))
-    except (KeyError, TypeError, ValueError, K3Error) as error:
+    except DAMAGE as error:
         return Check("summary", False, f"cannot be recomputed: {error}")
     different = sorted(name for name in {*stored, *computed} if stored.get(name) != computed.get(name))
     return Check(
@@ -157,11 +171,16 @@ def _summary(directory: Path, kind: Kind) -> Check:
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _text(path: Path) -> str:
+    return files.text(path, MAX_JSON_BYTES)
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a bundle. Raises UsageError."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"`{path.name}` cannot be read: {error}") from error
+        value = json.loads(files.read(path, MAX_JSON_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"`{path.name}` cannot be read: {files.reason(error)}") from error
     if not isinstance(value, Mapping):
         raise UsageError(f"`{path.name}` is not a JSON object")
     return dict(value)

@@ -6,6 +6,7 @@ on anything slower than 2.6 GB/s.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -82,6 +83,6 @@ def _snapshot(model: str, revision: str | None, environ: Mapping[str, str]) -> P
     repository = hub / f"models--{model.replace('/', '--')}"
     name = revision or "main"
     reference = repository / "refs" / name
-    if reference.is_file():
+    with contextlib.suppress(OSError, ValueError):
         name = reference.read_text().strip()
     return repository / "snapshots" / name

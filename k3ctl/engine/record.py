@@ -98,8 +98,10 @@ def config(run: Run) -> ResolvedConfig | None:
 
 def profile_texts(run: Run) -> dict[str, str]:
     """The texts of the profile that ran by file name, its own first; empty when they were not kept."""
-    found = (run.launch.get("profile") or {}).get("texts") or ()
-    return {str(entry["name"]): str(entry["text"]) for entry in found}
+    kept = run.launch.get("profile")
+    found = kept.get("texts") if isinstance(kept, Mapping) else None
+    entries = [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
+    return {str(entry["name"]): str(entry["text"]) for entry in entries if {"name", "text"} <= entry.keys()}
 
 
 def _text(name: str, text: str, secrets: set[str]) -> dict[str, str]:

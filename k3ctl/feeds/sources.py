@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from k3ctl import files
 from k3ctl.server.client import SCREEN_S, Client, HttpError
 from k3ctl.server.prometheus import PageError, parse
 from k3ctl.server.witness import ROUTE, workers_of_table
@@ -92,13 +93,13 @@ class BenchFeed:
     def read(self) -> Sequence[Event]:
         """The whole lines that were added since the last read; a file that shrank is read from its start."""
         try:
-            with self._path.open("rb") as stream:
+            with files.opened(self._path) as stream:
                 if stream.seek(0, 2) < self._offset:
                     self._offset = 0
                 stream.seek(self._offset)
                 data = stream.read()
-        except OSError as error:
-            reason = f"cannot read `{self._path}`: {error.strerror}"
+        except (OSError, ValueError) as error:
+            reason = f"cannot read `{self._path}`: {files.reason(error)}"
             return [FeedFailed(time.time(), str(self._path), "bench", reason)]
         whole, newline, _ = data.rpartition(b"\n")
         self._offset += len(whole) + len(newline)
@@ -108,7 +109,7 @@ class BenchFeed:
         try:
             data = json.loads(row)
             return BenchReported(float(data["ts"]), str(self._path), data)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from k3ctl import files as contents
 from k3ctl.errors import UsageError
 from k3ctl.gpus.types import SCHEMA, Node, Snapshot
 from k3ctl.host.codec import decode, encode
@@ -71,12 +72,11 @@ def read_json(path: Path) -> Any:
     Raises UsageError with one clear line for a missing, oversized, truncated or non-JSON file.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise UsageError(f"`{path}` has {size / 1e6:.0f} MB: too large for a snapshot")
-        return json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        raise UsageError(f"cannot read `{path}`: {error.strerror or error}") from error
+        document = contents.read(path, MAX_BYTES).decode(errors="replace")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read `{path}`: {contents.reason(error)}") from error
+    try:
+        return json.loads(document)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"`{path}` is not JSON: {error}", hint="is the file truncated?") from error
 

@@ -73,7 +73,8 @@ def _reader(hint: Any) -> Reader:
     if origin in (Union, types.UnionType):
         return _union(typing.get_args(hint))
     if origin is tuple:
-        return _sequence(_reader(typing.get_args(hint)[0]))
+        items = typing.get_args(hint)
+        return _sequence(_reader(items[0]), None if Ellipsis in items else len(items))
     if origin is not None and issubclass(origin, Mapping):
         return _mapping(_reader(typing.get_args(hint)[1]))
     if hint in (object, Any):
@@ -90,7 +91,7 @@ def _plain(cls: Any) -> Reader:
         if isinstance(data, bool) and cls is not bool:
             return _BAD
         if cls is float and isinstance(data, int):
-            return float(data)
+            return float(data) if abs(data) < 1 << 1000 else _BAD
         return data if isinstance(data, cls) else _BAD
 
     return read
@@ -127,7 +128,7 @@ def _union(options: tuple[Any, ...]) -> Reader:
     return read
 
 
-def _sequence(item: Reader) -> Reader:
+def _sequence(item: Reader, length: int | None) -> Reader:
     def read(data: Any, notes: list[str], path: str) -> Any:
         if not isinstance(data, list | tuple):
             return _BAD
@@ -139,7 +140,7 @@ def _sequence(item: Reader) -> Reader:
                 notes.append(f"{where}: unreadable, left out")
             else:
                 out.append(value)
-        return tuple(out)
+        return tuple(out) if length in (None, len(out)) else _BAD
 
     return read
 

@@ -7,6 +7,7 @@ and at this machine.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -93,7 +94,7 @@ def of_run(run: Run) -> dict[str, Any]:
         "model_digest": model_digest(str(kept.get("model") or ""), revision),
         "arguments": _settings(args) if isinstance(args, Mapping) else None,
         "environment": _variables(kept["env"]) if isinstance(kept.get("env"), Mapping) else None,
-        "versions": dict(kept["versions"]) if kept.get("versions") else None,
+        "versions": dict(kept["versions"]) if isinstance(kept.get("versions"), Mapping) else None,
         "machine": f"{cpu.model}, {cpu.count} CPUs",
     }
 
@@ -105,19 +106,25 @@ def model_digest(model: str, revision: str | None = None) -> str | None:
     """
     directory = Path(model)
     if model and directory.is_dir():
-        sha = hashlib.sha256()
-        for path in sorted(directory.iterdir()):
-            if path.name in DESCRIPTIONS and path.is_file():
-                sha.update(path.name.encode() + b"\0" + path.read_bytes())
-            elif path.suffix in WEIGHTS and path.is_file():
-                sha.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-        return sha.hexdigest()
+        with contextlib.suppress(OSError):
+            return _directory_digest(directory)
+        return None
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
     reference = cache / f"models--{model.replace('/', '--')}" / "refs" / (revision or "main")
     try:
         return f"{model}@{reference.read_text(encoding='utf-8').strip()}"
     except (OSError, ValueError):
         return f"{model}@{revision}" if model and revision else None
+
+
+def _directory_digest(directory: Path) -> str:
+    sha = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        if path.name in DESCRIPTIONS and path.is_file():
+            sha.update(path.name.encode() + b"\0" + path.read_bytes())
+        elif path.suffix in WEIGHTS and path.is_file():
+            sha.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+    return sha.hexdigest()
 
 
 def of_bundle(ask: Mapping[str, Any], definitions: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ partial summary of an interrupted run are all made from this file.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ def parse(line: str, key: str = "kind") -> Event | None:
     """One event (an object with ``key``), or None for an empty or damaged line."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and key in value else None
 
@@ -65,7 +66,9 @@ def steps(events: list[Event]) -> list[list[Event]]:
         if event["kind"] == "client_start":
             sessions = event.get("sessions")
         elif event["kind"] == "bench_start":
-            out.append([{**event, "detail": {**(event.get("detail") or {}), "sessions": sessions}}])
+            detail = event.get("detail")
+            detail = detail if isinstance(detail, Mapping) else {}
+            out.append([{**event, "detail": {**detail, "sessions": sessions}}])
         elif out:
             out[-1].append(event)
     return out
@@ -73,5 +76,7 @@ def steps(events: list[Event]) -> list[list[Event]]:
 
 def streams(step: list[Event]) -> int:
     """Concurrency of a step."""
-    detail = step[0].get("detail") or {}
-    return int(detail.get("sessions") or detail.get("streams") or detail.get("max_concurrency") or 1)
+    detail = step[0].get("detail")
+    detail = detail if isinstance(detail, Mapping) else {}
+    stated = detail.get("sessions") or detail.get("streams") or detail.get("max_concurrency") or 1
+    return int(stated) if isinstance(stated, int | float) and math.isfinite(stated) else 1

@@ -13,12 +13,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from k3ctl import files, yamls
 from k3ctl.errors import UsageError, nearest, unknown
 
 if TYPE_CHECKING:
     from k3ctl.loadtest.schema import PresetFile
 
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+
+
+MAX_BYTES = 1 << 20
+"""Longest preset file."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +116,13 @@ def load(name_or_path: str) -> Workload:
 
     Raises ``UsageError`` for an unknown name, an unreadable file, or a key or value that the schema refuses.
     """
-    import yaml
-
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
         path = Path(name_or_path)
         if not path.is_file():
             raise UsageError(
                 f"preset file `{path}` does not exist", hint="`k3ctl bench --list` shows the presets"
             )
-        text, origin = path.read_text(encoding="utf-8"), str(path)
+        text, origin = files.text(path, MAX_BYTES, "preset file"), str(path)
     elif name_or_path in names():
         text, origin = (
             (_builtin() / f"{name_or_path}.yaml").read_text(encoding="utf-8"),
@@ -127,11 +130,7 @@ def load(name_or_path: str) -> Workload:
         )
     else:
         raise unknown("preset", name_or_path, names())
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{origin}: not valid YAML", reasons=[str(error).replace("\n", " ")]) from error
-    return _from_file(_validate(data, origin))
+    return _from_file(_validate(yamls.load(text, origin), origin))
 
 
 def override(

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from k3ctl import files
 from k3ctl.errors import UsageError
 from k3ctl.planning.memory import GIB, MemoryPlan
 from k3ctl.signals import CACHE_INFO
 
+MAX_BYTES = 256 << 20
+"""Longest log or page that is read."""
 _LOG = {
     "weights_gib": re.compile(r"Model loading took ([\d.]+) GiB"),
     "cache_gib": re.compile(r"Available KV cache memory: ([\d.]+) GiB"),
@@ -60,9 +63,9 @@ def read(source: str) -> str:
         except client.HttpError as error:
             raise UsageError(f"cannot read {source}: {error.reason}", hint=error.hint) from error
     try:
-        return Path(source).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UsageError(f"cannot read `{source}`: {error.strerror or error}") from error
+        return files.read(Path(source), MAX_BYTES).decode(errors="replace")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read `{source}`: {files.reason(error)}") from error
 
 
 def parse(text: str, source: str = "input") -> Mapping[str, float]:

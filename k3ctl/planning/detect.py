@@ -86,7 +86,7 @@ def _domain(domain: NvlinkDomain, nodes: list[Node]) -> Domain:
 
 def _capability(gpu: Gpu) -> tuple[int, int] | None:
     value = known(gpu.compute_capability, None)
-    return (value[0], value[1]) if value else None
+    return (value[0], value[1]) if value and len(value) > 1 else None
 
 
 def _notes(nodes: list[Node], hosts: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,13 +5,14 @@ Defaults are vLLM 0.33.0's; the comparison with the real vLLM in ``tests/plannin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from k3ctl import files
+from k3ctl.errors import UsageError
 from k3ctl.facts.k3 import BF16, FP32, K3, K3_MOE, MAX_POSITIONS, is_k3_moe
 from k3ctl.facts.products import PRODUCTS
 from k3ctl.planning import budget
@@ -24,6 +25,8 @@ from k3ctl.profiles.resolve import ResolvedConfig
 
 DEFAULT_UTILIZATION = 0.92
 LAYERWISE_KEY = "use_layerwise"
+MAX_CONFIG_BYTES = 16 << 20
+"""Longest ``config.json`` of a model; those with quantization tables have a few MB."""
 
 
 @dataclass(frozen=True)
@@ -251,8 +254,11 @@ class Proposal:
         path = Path(self.config.model, "config.json")
         if not path.is_file():
             return None
-        config = json.loads(path.read_text(encoding="utf-8"))
-        return dict(config.get("text_config", config))
+        config = files.parse_json(files.text(path, MAX_CONFIG_BYTES), f"`{path}`")
+        text = config.get("text_config", config) if isinstance(config, Mapping) else None
+        if not isinstance(text, Mapping):
+            raise UsageError(f"`{path}` is no model's configuration", hint="expected a JSON object")
+        return text
 
     @cached_property
     def whole_k3(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from k3ctl import files
 from k3ctl.errors import MachineError
 from k3ctl.planning.plan import Plan
 from k3ctl.planning.rules import checked
@@ -87,7 +88,8 @@ def ask(cases: Sequence[Mapping[str, Any]], python: str | None = None) -> list[d
         raise MachineError(f"no Python at `{python}`") from error
     except subprocess.TimeoutExpired as error:
         raise MachineError(f"vLLM gave no answer within {TIMEOUT_S} s") from error
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    answers = [files.parse_json(line, "the answer of the installed vLLM") for line in lines]
     if len(answers) != len(cases):
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise MachineError(

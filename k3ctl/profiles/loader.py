@@ -7,10 +7,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from k3ctl import files as file_reading
+from k3ctl import yamls
 from k3ctl.errors import UsageError, nearest, unknown
 
 if TYPE_CHECKING:
     from k3ctl.profiles.schema import Profile
+
+MAX_BYTES = 1 << 20
+"""Longest profile."""
 
 
 def directories() -> tuple[Path, ...]:
@@ -98,23 +103,11 @@ def _find(name_or_path: str) -> Path:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
+    return file_reading.text(path, MAX_BYTES, "profile")
 
 
 def _parse(text: str, path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        # libyaml where PyYAML was built with it: ten times faster, and every command reads profiles
-        fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        data = yaml.load(text, Loader=fast)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark is not None else ""
-        raise UsageError(f"{path}{where}: not valid YAML ({getattr(error, 'problem', error)})") from error
+    data = yamls.load(text, str(path))
     if not isinstance(data, dict):
         raise UsageError(f"{path}: a profile is a mapping of keys")
     return data
@@ -122,7 +115,10 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
 
 def _parent_of(child: Path, name: str) -> Path:
     sibling = child.parent / f"{name}.yaml"
-    return sibling if sibling.is_file() else _find(name)
+    try:
+        return sibling if sibling.is_file() else _find(name)
+    except (UsageError, ValueError) as error:
+        raise UsageError(f"{child}: extends `{name}`: {error}", hint=getattr(error, "hint", None)) from error
 
 
 def _inheritable(parent: dict[str, Any], name: str, child: Path) -> dict[str, Any]:

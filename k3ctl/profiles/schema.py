@@ -121,7 +121,9 @@ class Serve(_Section):
 
     @field_validator("env", mode="before")
     @classmethod
-    def _known_variables(cls, values: dict[str, Any]) -> dict[str, str]:
+    def _known_variables(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+            return values
         arguments.check_environment(values)
         return {name: value if isinstance(value, str) else str(value) for name, value in values.items()}
 

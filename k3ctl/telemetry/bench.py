@@ -126,4 +126,7 @@ def _last(state: BenchState, **changes: Any) -> BenchState:
 
 
 def _float(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A finite number; None for anything else that a damaged event may hold."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e300:
+        return None
+    return float(value)

@@ -6,6 +6,7 @@ changed since the page before it, with every 60th page in full, so that a damage
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from k3ctl import __version__
+from k3ctl import __version__, files
 from k3ctl.deployment import UNKNOWN, Deployment
 from k3ctl.errors import UsageError
 from k3ctl.facts import products
@@ -43,6 +44,9 @@ _FEED_OF: Mapping[type[Event], str] = {
     IncidentFound: "run",
     BenchReported: "bench",
 }
+
+LINE_BYTES = 8 << 20
+"""Longest line that is read as one."""
 
 
 @dataclass
@@ -189,16 +193,16 @@ def read(path: Path) -> Recording:
     skipped = 0
     events: list[Event] = []
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
+        with files.opened(path) as data, io.TextIOWrapper(data, "utf-8", errors="replace") as lines:
             deployment = _header(path, lines.readline(1 << 16))
-            for line in lines:
+            while line := lines.readline(LINE_BYTES):
                 event = decoder.decode(line)
                 if event is None:
                     skipped += 1
                 else:
                     events.append(event)
-    except OSError as error:
-        raise UsageError(f"cannot read the recording `{path}`: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the recording `{path}`: {files.reason(error)}") from error
     if not events:
         raise UsageError(
             f"the recording `{path}` holds no event", hint="record one with `k3ctl monitor --record FILE`"
@@ -210,7 +214,7 @@ def _header(path: Path, line: str) -> Deployment:
     """What was being served. Raises UsageError when the file is no recording."""
     try:
         header = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     schema = header.get("schema") if isinstance(header, dict) else None
     if schema != SCHEMA:
@@ -253,10 +257,12 @@ class _Decoder:
         try:
             row = json.loads(line)
             t, source = float(row["t"]), str(row["source"])
+            if not 0 <= t < 1e11:  # no time of day: it cannot be shown, and the others would wait for it
+                return None
             if row["kind"] == "metrics":
                 return self._page(row, t, source)
             return _decode_plain(row, t, source)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
 
     def _page(self, row: Mapping[str, Any], t: float, source: str) -> MetricsRead:

@@ -7,7 +7,6 @@ Reads the Chrome trace that torch's profiler writes (``ph: X`` events of categor
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 import math
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from k3ctl import files
 from k3ctl.errors import UsageError
 
 MAX_BYTES = 2_000_000_000
@@ -92,17 +92,14 @@ def read(path: Path) -> list[Kernel]:
         UsageError: not a trace, cut off, or absurdly large.
     """
     try:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8", errors="replace") as file:
-            text = file.read(MAX_BYTES + 1)  # unpacked: a small .gz may hold any amount
-        if len(text) > MAX_BYTES:
-            raise UsageError(
-                f"`{path}` holds more than {MAX_BYTES // 10**9} GB", hint="take a shorter profiler window"
-            )
-        content = json.loads(text)
-    except (OSError, EOFError, ValueError) as error:
+        content = json.loads(files.unpacked(path, MAX_BYTES).decode(errors="replace"))
+    except files.TooLarge:
         raise UsageError(
-            f"`{path}` is not a readable trace: {error}", hint="was the profiler stopped?"
+            f"`{path}` holds more than {MAX_BYTES // 10**9} GB", hint="take a shorter profiler window"
+        ) from None
+    except (OSError, EOFError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"`{path}` is not a readable trace: {files.reason(error)}", hint="was the profiler stopped?"
         ) from None
     events = content.get("traceEvents") if isinstance(content, dict) else None
     if not isinstance(events, list):

@@ -384,7 +384,7 @@ def test_a_50_mb_file_is_left_out_at_once(tmp_path: Path) -> None:
         file.truncate(50_000_000)
     (tmp_path / "good.txt").write_bytes((FIXTURES / "smi-q-fabric-ok-gb300.txt").read_bytes())
     gathered = read_folder(tmp_path)
-    assert gathered.notes == ("huge.txt: 50 MB is too large for a capture",)
+    assert gathered.notes == ("huge.txt: it is larger than 16 MiB",)
 
 
 def test_invalid_utf8_inside_a_capture_does_not_stop_it(tmp_path: Path) -> None:

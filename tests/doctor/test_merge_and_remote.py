@@ -77,7 +77,7 @@ def test_a_50_mb_report_is_refused_before_it_is_read(tmp_path: Path) -> None:
         file.truncate(50_000_000)
     with pytest.raises(UsageError) as refused:
         merge.read([tmp_path / "a.json", tmp_path / "absent.json"])
-    assert "too large" in refused.value.reasons[0]
+    assert "larger than 32 MiB" in refused.value.reasons[0]
     assert "cannot read" in refused.value.reasons[1]
 
 

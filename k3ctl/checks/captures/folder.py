@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from k3ctl import files
 from k3ctl.checks import merge
 from k3ctl.checks.captures import hosts, smi, topology
 from k3ctl.checks.captures.partial import Partial, about_host, assemble
@@ -30,13 +31,13 @@ def read_folder(path: Path) -> Gathered:
     if not path.exists():
         raise UsageError(f"`{path}` does not exist")
     parts, notes = [], []
-    for name, files in _hosts(path):
+    for name, found in _listed(path):
         captures = []
-        for file in files:
+        for file in found:
             try:
                 part = read_file(file)
             except (UsageError, ValueError, OSError) as error:
-                notes.append(f"{file.name}: {getattr(error, 'message', None) or error}")
+                notes.append(f"{file.name}: {getattr(error, 'message', None) or files.reason(error)}")
                 continue
             if isinstance(part, Gathered):
                 parts.append(part)
@@ -51,12 +52,20 @@ def read_folder(path: Path) -> Gathered:
     return merge.combine(parts, notes)
 
 
+def _listed(path: Path) -> list[tuple[str, list[Path]]]:
+    """Host names and their files. Raises UsageError for a folder that cannot be listed."""
+    try:
+        return _hosts(path)
+    except OSError as error:
+        raise UsageError(f"cannot list `{path}`: {files.reason(error)}") from error
+
+
 def _hosts(path: Path) -> list[tuple[str, list[Path]]]:
-    if path.is_file():
+    if not path.is_dir():
         return [(path.stem, [path])]
     out = [(path.resolve().name, _files(path))]
     out += [(folder.name, _files(folder)) for folder in sorted(path.iterdir()) if folder.is_dir()]
-    return [(name, files) for name, files in out if files]
+    return [(name, found) for name, found in out if found]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -65,10 +74,7 @@ def _files(folder: Path) -> list[Path]:
 
 def read_file(path: Path) -> Partial | Gathered:
     """One file. Raises ValueError with one line for a file that is none of the known captures."""
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise ValueError(f"{size / 1e6:.0f} MB is too large for a capture")
-    text = plain(path.read_text(encoding="utf-8", errors="replace"))
+    text = plain(files.read(path, MAX_BYTES).decode(errors="replace"))
     if text.lstrip().startswith("{"):
         return _json(text, path.name)
     part = sniff(text)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from k3ctl import files as contents
 from k3ctl.errors import UsageError, unknown
 from k3ctl.planning.render import kubernetes, safe, scripts, systemd
 from k3ctl.planning.render.base import Site, config_files
@@ -29,7 +31,7 @@ def write(files: Files, folder: Path) -> list[Path]:
     """Write ``files`` into ``folder`` and return their paths; raises rather than overwrite another text."""
     for name, text in files.items():
         target = folder / name
-        if target.is_file() and target.read_text(encoding="utf-8") != text:
+        if target.exists() and not _holds(target, text):
             raise UsageError(f"`{target}` exists and differs", hint="move it away, or choose another `--out`")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,6 +40,12 @@ def write(files: Files, folder: Path) -> list[Path]:
     except OSError as error:
         raise UsageError(f"cannot write into `{folder}`: {error.strerror or error}") from error
     return [folder / name for name in files]
+
+
+def _holds(target: Path, text: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return contents.read(target, len(text.encode()) + 1) == text.encode()
+    return False
 
 
 __all__ = ["FORMATS", "Files", "Site", "render", "write"]

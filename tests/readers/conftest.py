@@ -1,0 +1,1 @@
+from tests.bundle.conftest import *  # noqa: F403 - the same bundle
