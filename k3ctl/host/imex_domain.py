@@ -75,13 +75,17 @@ def _json_node(number: str, node: Mapping[str, Any]) -> ImexNode:
     return ImexNode(
         number=int(number),
         host=str(node.get("host", "")),
-        name=node.get("hostName"),
+        name=_text(node.get("hostName")),
         status=str(node.get("status", "")),
-        version=node.get("version"),
+        version=_text(node.get("version")),
         links={peer: str(link.get("status", "")) for peer, link in links.items() if isinstance(link, Mapping)}
         if isinstance(links, Mapping)
         else {},
     )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _from_table(content: str) -> ImexDomain:

@@ -6,8 +6,9 @@ for. So such a result never compares as equal with anything whose conditions are
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def judged(path: Path, *, preset: str | None = None) -> dict[str, Any]:
     result = read(path)
     asked = result.asked if preset is None else replace(load(preset), concurrency=result.asked.concurrency)
     target = Target(result.url, result.model, "")
-    judged_rows = [judge_row(row, asked, target) for row in result.found]
+    with _one_error(result.path):
+        judged_rows = [judge_row(row, asked, target) for row in result.found]
     return {
         "schema": summary.SCHEMA,
         "definitions": summary.DEFINITIONS,
@@ -96,17 +98,26 @@ def read(path: Path) -> Foreign:
     data = files.parse_json(content, f"`{file}`")
     if not isinstance(data, Mapping):
         raise UsageError(f"`{file}` is no JSON object", hint=f"expected {EXPECTED}")
-    try:
+    with _one_error(file):
         made = _guidellm(data) if "benchmarks" in data else _aiperf(data)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"`{file}` is damaged or of another version: {type(error).__name__}: {error}",
-            hint=f"expected {EXPECTED}",
-        ) from None
     tool, found, asked, model, url = made
     if not found:
         raise UsageError(f"`{file}` holds no benchmark", hint="did the client end before its first step did?")
     return Foreign(file, hashlib.sha256(content).hexdigest(), tool, tuple(found), asked, model, url)
+
+
+@contextlib.contextmanager
+def _one_error(file: Path) -> Iterator[None]:
+    """What a file of another shape causes, as one error that names it."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"`{file}`: {error.message}", hint=error.hint or f"expected {EXPECTED}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UsageError(
+            f"`{file}` is damaged or of another version: {type(error).__name__}: {error}",
+            hint=f"expected {EXPECTED}",
+        ) from None
 
 
 _Made = tuple[str, Sequence[Row], Workload, str, str]
