@@ -40,7 +40,7 @@ test: setup-dev ## the tests, without a GPU: units, the engine in process, a rea
 test-slow: mutants setup-quality ## the slow rest: engines killed, bench runs, known-bad servers, the harness, mutants
 	@$(BIN)/python -m pytest -m "slow and not gpu and not multigpu and not cluster" $(ARGS)
 
-test-cluster: setup-dev ## four hosts on this machine (root; openssh-server, iproute2, util-linux): sshd, cut cables, power loss
+test-cluster: setup-dev ## four hosts on this machine (root; openssh-server, iproute2, util-linux), a real Prometheus (prometheus)
 	@$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 mutants: setup-kernels ## break the code on purpose, one edit at a time, and see the tests fail (MUTANTS="--only gate")

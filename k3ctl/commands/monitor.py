@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -55,6 +56,15 @@ SpeedOption = Annotated[
 BenchOption = Annotated[Path | None, typer.Option("--bench", help="Event file of a benchmark to follow.")]
 GpusOption = Annotated[bool, typer.Option("--gpus/--no-gpus", help="Read the GPUs of this node.")]
 
+ExportOption = Annotated[
+    str | None,
+    typer.Option(
+        "--export",
+        metavar="[HOST]:PORT",
+        help="Serve a page for Prometheus instead of a screen; on loopback.",
+    ),
+]
+
 
 def register(app: typer.Typer, command: Callable[..., Any]) -> None:
     """Add the command."""
@@ -62,7 +72,8 @@ def register(app: typer.Typer, command: Callable[..., Any]) -> None:
         app,
         "monitor",
         epilog="Examples: k3ctl monitor · k3ctl monitor --url host:8000 --url host:8001 · "
-        "k3ctl monitor --once --json · k3ctl monitor --record day.jsonl · k3ctl monitor --replay day.jsonl --speed 10",
+        "k3ctl monitor --once --json · k3ctl monitor --export :9401 · "
+        "k3ctl monitor --record day.jsonl · k3ctl monitor --replay day.jsonl --speed 10",
     )(monitor)
 
 
@@ -77,6 +88,7 @@ def monitor(
     speed: SpeedOption = 1.0,
     bench: BenchOption = None,
     gpus: GpusOption = True,
+    export: ExportOption = None,
     as_json: bool = False,
 ) -> CommandResult:
     """Watch a deployment: throughput, latency, decode path, speculation, GPUs, a benchmark, the log.
@@ -85,6 +97,10 @@ def monitor(
     you press c (`k3ctl canary`).
     On a terminal it is a screen (? shows the keys); anywhere else it prints one plain line per interval.
     """
+    if export is not None and (once or as_json or replay or record):
+        raise UsageError(
+            "--export serves a page: it cannot be combined with --once, --json, --replay, --record"
+        )
     if replay is not None:
         if url or run or record or bench:
             raise UsageError(
@@ -104,9 +120,19 @@ def monitor(
         gpus=gpus,
         deadline_s=PATIENT_S if once or as_json else SCREEN_S,
     )
+    if export is not None:
+        return _export(feeds, deployment, export)
     if record is not None:
         return _recorded(record, feeds, interval, deployment, once or as_json)
     return _live(feeds, interval, deployment, once or as_json)
+
+
+def _export(feeds: Sequence[Feed], deployment: Deployment, where: str) -> CommandResult:
+    from k3ctl.feeds import export
+
+    with contextlib.suppress(KeyboardInterrupt):
+        export.serve(feeds, deployment, where, told=output.note)
+    return CommandResult(SCHEMA, {"exported": where})
 
 
 def _live(feeds: Sequence[Feed], interval: float, deployment: Deployment, once: bool) -> CommandResult:

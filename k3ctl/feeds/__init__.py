@@ -3,4 +3,5 @@
 ``sources``, ``run_source``, ``gpu_source``  the feeds: I/O, no judgement
 ``watch``   which feeds a command wants, and what is served
 ``plain``   the monitor without a screen: one snapshot, or a line per interval
+``export``  the monitor as a page for Prometheus
 """

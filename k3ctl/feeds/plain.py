@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
+from typing import Self
 
 from k3ctl.deployment import Deployment
 from k3ctl.feeds.sources import Feed
@@ -36,20 +37,39 @@ def stream(
     feeds: Sequence[Feed], interval_s: float, deployment: Deployment, emit: Callable[[str], None]
 ) -> None:
     """Emit a line per interval until interrupted."""
-    queue: SimpleQueue[Sequence[Event]] = SimpleQueue()
-    stop = threading.Event()
-    threads = [threading.Thread(target=_follow, args=(feed, queue, stop), daemon=True) for feed in feeds]
-    for thread in threads:
-        thread.start()
-    state = State()
-    try:
+    with Reading(feeds) as reading:
         while True:
             time.sleep(interval_s)
-            state = _drain(queue, state)
-            emit(line(rules.judge(build(state, time.time(), deployment))))
-    finally:
-        stop.set()
-        for thread in threads:
+            emit(line(rules.judge(build(reading.state(), time.time(), deployment))))
+
+
+class Reading:
+    """Feeds that are read in threads of their own, as long as the context lasts."""
+
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self._queue: SimpleQueue[Sequence[Event]] = SimpleQueue()
+        self._stop = threading.Event()
+        self._state = State()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=_follow, args=(feed, self._queue, self._stop), daemon=True)
+            for feed in feeds
+        ]
+
+    def state(self) -> State:
+        """Everything that has come so far; may be asked from any thread."""
+        with self._lock:
+            self._state = _drain(self._queue, self._state)
+            return self._state
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
             thread.join(timeout=3.0)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from k3ctl import signals
 from k3ctl.errors import ExitCode
+from k3ctl.telemetry import exposition
 from k3ctl.verdict import judge
 
 from .pages import ROOT
@@ -64,6 +65,10 @@ def test_every_series_that_k3ctl_reads_is_explained_and_no_other() -> None:
         if name.isupper() and isinstance(value, str) and name != "PREFIX"
     }
     assert explained("metrics.md", r"(?:vllm:|k3_|process_)[a-z0-9_]+") == series
+
+
+def test_every_series_of_the_exported_page_is_explained_and_no_other() -> None:
+    assert explained("metrics.md", r"k3ctl_[a-z_]+") == set(exposition.SERIES)
 
 
 def test_every_reason_for_the_standard_path_has_a_remedy_in_the_how_to() -> None:
