@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 # an index with CPU builds of torch saves about 3 GB of downloads where PyPI's torch is a CUDA build:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-SETUP := $(PYTHON) scripts/setup_env.py --venv $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+# uv installs, brought by pip; INSTALLER=pip leaves it out
+INSTALLER ?= uv
+SETUP := $(PYTHON) scripts/setup_env.py --installer $(INSTALLER) --venv $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 export OMP_NUM_THREADS ?= 1
 # one process a core, four at most; files stay together (conftest.py)
 SHARED := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
@@ -26,10 +28,10 @@ setup-gpu: ## .venv with the CUDA engine (on a GPU host)
 	@$(SETUP) gpu
 
 setup-kernels: setup-dev ## .venv-kernels: CuTe DSL and Triton over .venv, to compile the kernels without a GPU
-	@$(PYTHON) scripts/setup_env.py --venv $(VENV)-kernels --over $(VENV) kernels
+	@$(PYTHON) scripts/setup_env.py --installer $(INSTALLER) --venv $(VENV)-kernels --over $(VENV) kernels
 
 setup-quality: ## .venv-quality: lm-evaluation-harness, for the quality tier of `k3ctl validate`
-	@$(PYTHON) scripts/setup_env.py --venv $(VENV)-quality quality
+	@$(PYTHON) scripts/setup_env.py --installer $(INSTALLER) --venv $(VENV)-quality quality
 
 demo: setup ## serve the tiny K3, verify its path, bench it, stop: the main job end to end
 	@$(BIN)/k3ctl demo
