@@ -126,15 +126,54 @@ class MlaDecode:
         if out.shape[0] == 0:
             return out
         launch = launch or self.launch(out.shape[0])
-        way = self._way(launch, context, workspace)
-        self._core(q_a, kv_a, context, workspace, launch, way)
-        self._sides.run_value(
-            self.spec, way, workspace.o, workspace.lse, context.lengths, self.w_uv, gate, out, pdl=self._pdl
-        )
+        self._way(
+            launch, context, workspace
+        )  # a workspace that is too small is refused before the first launch
+        way = self.core(self.query(q_a, workspace), kv_a, context, workspace, launch)
+        parts = (workspace.o, workspace.lse, context.lengths)
+        self._sides.run_value(self.spec, way, *parts, self.w_uv, gate, out, pdl=self._pdl)
         return out
 
+    def query(self, q_a: Tensor, workspace: Workspace) -> Tensor:
+        """The first two launches: the absorbed query [T, N, 576] of q_a [T, R], in the workspace."""
+        q, query = workspace.q[: q_a.shape[0]], workspace.query[: q_a.shape[0]]
+        self._sides.run_query(self.spec, q_a, self.q_norm, self.w_qb, q, pdl=self._pdl)
+        self._sides.run_absorb(q, self.w_uk, query, pdl=self._pdl)
+        return query
+
+    def core(
+        self,
+        query: Tensor,
+        kv_a: Tensor,
+        context: Context,
+        workspace: Workspace,
+        launch: Launch | None = None,
+    ) -> Split:
+        """The third launch: parts in the workspace, new rows in the pages; returns where the parts are."""
+        launch = launch or self.launch(query.shape[0])
+        way = self._way(launch, context, workspace)
+        site = (query, kv_a, self.kv_norm, context.cache, context.block_table, context.lengths, context.slots)
+        parts = (workspace.o, workspace.lse)
+        if self.choice.variant == "cute":
+            from runtime.kernels.mla import cute_launch
+
+            cute_launch.run(self.spec, way, *site, *parts, workspace.zeros, stages=launch.stages)
+        else:
+            from runtime.kernels.mla import triton_core
+
+            triton_core.run(self.spec, way, *site, *parts, pdl=self._pdl)
+        return way
+
     def attend(
-        self, query: Tensor, kv_a: Tensor, context: Context, workspace: Workspace, o: Tensor, lse: Tensor
+        self,
+        query: Tensor,
+        kv_a: Tensor,
+        context: Context,
+        workspace: Workspace,
+        o: Tensor,
+        lse: Tensor,
+        *,
+        launch: Launch | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The (o, LSE) form over this rank's shard: o [T, N, 512], lse [T, N] FP32, written and returned.
 
@@ -148,9 +187,7 @@ class MlaDecode:
         check_tensor("lse", lse, shape=(rows, spec.heads), dtype=torch.float32, **rest)
         record(self.choice)
         if rows:
-            launch = self.launch(rows)
-            way = self._way(launch, context, workspace)
-            self._attend(query, kv_a, context, workspace, launch, way)
+            way = self.core(query, kv_a, context, workspace, launch)
             parts = (workspace.o, workspace.lse, context.lengths)
             self._sides.run_merge(spec, way, *parts, o, lse, pdl=self._pdl)
         return o, lse
@@ -184,26 +221,3 @@ class MlaDecode:
         places = workspace.o.shape[0] if workspace.o.shape[1] == way.rows else 0
         require(places >= needed, "workspace", f"of {needed} places for {way.rows} rows", places)
         return way
-
-    def _core(
-        self, q_a: Tensor, kv_a: Tensor, context: Context, workspace: Workspace, launch: Launch, way: Split
-    ) -> None:
-        """Query side and attention core."""
-        q, query = workspace.q[: q_a.shape[0]], workspace.query[: q_a.shape[0]]
-        self._sides.run_query(self.spec, q_a, self.q_norm, self.w_qb, q, pdl=self._pdl)
-        self._sides.run_absorb(q, self.w_uk, query, pdl=self._pdl)
-        self._attend(query, kv_a, context, workspace, launch, way)
-
-    def _attend(
-        self, query: Tensor, kv_a: Tensor, context: Context, workspace: Workspace, launch: Launch, way: Split
-    ) -> None:
-        site = (query, kv_a, self.kv_norm, context.cache, context.block_table, context.lengths, context.slots)
-        parts = (workspace.o, workspace.lse)
-        if self.choice.variant == "cute":
-            from runtime.kernels.mla import cute_launch
-
-            cute_launch.run(self.spec, way, *site, *parts, workspace.zeros, stages=launch.stages)
-        else:
-            from runtime.kernels.mla import triton_core
-
-            triton_core.run(self.spec, way, *site, *parts, pdl=self._pdl)

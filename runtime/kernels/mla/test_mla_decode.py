@@ -13,7 +13,7 @@ from runtime.kernels.mla import dispatch
 from runtime.kernels.mla.composed import mla_core, mla_query, mla_value
 from runtime.kernels.mla.dispatch import MlaDecode, choose_mla_decode
 from runtime.kernels.mla.shapes import HEAD, LATENT, ROW, TILE, VALUE, parts_of, split
-from runtime.kernels.mla.sharded import merge_partials
+from runtime.kernels.mla.sharded import merge_partials, shard_length
 from runtime.kernels.mla.spec import Context, MlaDecodeSpec, unsupported
 
 HOPPER = Device(H200, "sm_90a")
@@ -80,6 +80,11 @@ def step(spec, lengths, block=16):
     return inputs, context, torch.full((rows, spec.heads * VALUE), float("nan")).bfloat16()
 
 
+def held(spec, lengths):
+    """Cache rows of every request on this rank."""
+    return [shard_length(n, spec.ranks, spec.rank) for n in lengths.tolist()]
+
+
 class Recorded:
     """Stands where the launch modules stand: keeps each launch's name and does its work in PyTorch."""
 
@@ -97,9 +102,10 @@ class Recorded:
     def run(self, spec, way, query, kv_a, norm, cache, table, lengths, slots, o, lse, *zeros, **_):
         self.launches.append("core")
         o.fill_(float("nan"))
-        whole = mla_core(query, kv_a, norm, cache, table, lengths, slots, eps=spec.eps, scale=spec.scale)
+        site = {"eps": spec.eps, "scale": spec.scale, "ranks": spec.ranks, "rank": spec.rank}
+        whole = mla_core(query, kv_a, norm, cache, table, lengths, slots, **site)
         of_request = way.groups * way.rows
-        for pair, part in enumerate(parts_of(lengths.tolist(), way)):
+        for pair, part in enumerate(parts_of(held(spec, lengths), way)):
             for number, place in enumerate(part):  # the first part has all, the others see nothing
                 rows = [x.unflatten(0, (len(lengths), -1)).flatten(1, 2)[pair // way.groups] for x in whole]
                 first = pair % way.groups * way.rows
@@ -122,7 +128,7 @@ class Recorded:
         merged_lse.copy_(found[1])
 
     def _gather(self, spec, way, o, lse, lengths):
-        parts = parts_of(lengths.tolist(), way)
+        parts = parts_of(held(spec, lengths), way)
         most = max([1, *map(len, parts)])
         rows, count = spec.heads * spec.tokens, len(lengths) * spec.tokens
         found = torch.zeros(most, len(lengths), rows, LATENT)
