@@ -1,6 +1,6 @@
 """The correctness ladder and the step times of the Hopper executor, unattended, on a GPU host.
 
-usage: hopper_ladder.py OUT [--engines small,moe,verify,large] [--layers 46] [--limit 560]
+usage: hopper_ladder.py OUT [--engines small,moe,latent,verify,large] [--layers 46] [--limit 560]
 
 Each engine is a child process that writes OUT/<engine>.json after every part (a part that fails leaves its traceback
 there, and the next one runs) and its log to OUT/<engine>.log. Cheapest and most telling first:
@@ -8,6 +8,7 @@ there, and the next one runs) and its log to OUT/<engine>.log. Cheapest and most
   small   8 layers: graphs without us against our loop with vLLM's slots, bit by bit; our slots against FP64 from
           recorded inputs; our slots in graphs, teacher-forced and free; requests that come and go; step times; layers
   moe     8 layers: the same with the feed-forward slot, and requests that are preempted
+  latent  8 layers: the same with the slot of MLA layers
   verify  8 layers with n-gram speculation: verify rows at every accepted length
   large   --layers layers (46: a stage of TP8 x PP2): step and GPU time with and without us, layers
 
@@ -34,6 +35,7 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 BEGAN = time.perf_counter()
 OURS = "mix,attend"
 ALL = "mix,attend,feed_forward"
+LATENT = "mix,attend,attend_mla"
 
 
 class Report:
@@ -327,6 +329,27 @@ def moe(report: Report) -> None:
     report.part("free tokens, mix and attend", lambda: free_tokens(lab, label=OURS))
 
 
+def latent(report: Report) -> None:
+    """The slot of MLA layers, on 8 layers."""
+    report.part("machine", machine)
+    from engine_lab import Lab
+    from rank_model import write_config
+
+    folder = write_config(Path("/tmp/k3-small"), layers=8, block=3)
+    extension = {"worker_extension_cls": "runtime.witness.worker.WitnessExtension"}
+    lab = report.part("engine", lambda: Lab(str(folder), 4 << 30, **extension))
+    if lab is None:
+        return
+    for label in ("attend_mla", LATENT):
+        report.part(f"{label}: teacher-forced", lambda label=label: forced(lab, label))
+    report.part("kernels of the captures", lambda: captured(lab))
+    report.part("promises change no bit", lambda: promises(lab, LATENT))
+    report.part("free tokens", lambda: free_tokens(lab, label=LATENT))
+    report.part("requests come and go", lambda: coming_and_going(lab, LATENT))
+    report.part("step times", lambda: step_times(lab, ("vllm", OURS, LATENT), (1, 8, 64), 60))
+    report.part("layers", lambda: traced(lab, 8, ("vllm", LATENT), (1, 8, 64), report.path))
+
+
 def moe_layout(lab: Any) -> dict[str, Any]:
     """How vLLM keeps the experts after loading, and what our block makes of them."""
     from runtime.engine.hopper import weights
@@ -431,9 +454,9 @@ def main() -> None:
         # vLLM inspects our model class in a process of its own
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         report = Report(a.out / f"{a.child}.json", a.deadline)
-        {"small": small, "verify": verify, "moe": moe}.get(a.child, lambda r: large(r, a.layers, a.wait_for))(
-            report
-        )
+        {"small": small, "verify": verify, "moe": moe, "latent": latent}.get(
+            a.child, lambda r: large(r, a.layers, a.wait_for)
+        )(report)
         sys.stdout.flush()
         os._exit(0)  # vLLM's teardown may take long, and nothing is left to say
     deadline = time.time() + a.limit

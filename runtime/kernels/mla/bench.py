@@ -47,21 +47,28 @@ def _case(part: str, heads: int, tokens: int, requests: int, context: int) -> Ca
         ("k3-triton", "triton", Overlap()),
     ):
         site = MlaDecodeSpec(heads, tokens, overlap=overlap)
-        ops = [MlaDecode(site, *w.operands, provider=provider) for w in copies]
-        space = ops[0].buffers(requests)
-        found = [_ours(part, ops[i % len(ops)], step, space) for i, step in enumerate(steps)]
-        _keep(calls, name, found)
+
+        def ours(site=site, provider=provider):
+            ops = [MlaDecode(site, *w.operands, provider=provider) for w in copies]
+            space = ops[0].buffers(requests)
+            return [_ours(part, ops[i % len(ops)], step, space) for i, step in enumerate(steps)]
+
+        _keep(calls, name, ours)
     chain = _chain if part == "whole" else _attention
-    for name in ("fa3", "flashmla"):
-        attend = {"fa3": _fa3, "flashmla": _flashmla}[name]
-        _keep(calls, name, [chain(attend, copies[i % len(copies)], spec, s) for i, s in enumerate(steps)])
+    for name, attend in (("fa3", _fa3), ("flashmla", _flashmla)):
+
+        def theirs(attend=attend):
+            return [chain(attend, copies[i % len(copies)], spec, step) for i, step in enumerate(steps)]
+
+        _keep(calls, name, theirs)
     values = {"part": part, "heads": heads, "tokens": tokens, "requests": requests, "context": context}
     return Case(values, moved, calls, min_calls=16 if sets == 1 else 48)
 
 
-def _keep(calls: dict, name: str, found: list) -> None:
-    """Keep a contender whose first call runs; say why another does not."""
+def _keep(calls: dict, name: str, build: Callable[[], list]) -> None:
+    """Keep a contender that can be built and whose first call runs; say why another cannot."""
     try:
+        found = build()
         found[0]()
         torch.cuda.synchronize()
     except Exception as error:  # a peer that is not there or refuses the shape leaves the others
