@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 SHARED := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-gpu setup-kernels setup-quality demo test test-slow test-cluster mutants test-gpu bench bench-layer check check-kernels lint types imports unit fix clean
+.PHONY: help setup setup-dev setup-gpu setup-kernels setup-quality setup-aiperf demo test test-slow test-cluster mutants test-gpu bench bench-layer check check-kernels lint types imports unit fix clean
 
 help: ## list every target
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,14 +33,17 @@ setup-kernels: setup-dev ## .venv-kernels: CuTe DSL and Triton over .venv, to co
 setup-quality: ## .venv-quality: lm-evaluation-harness, for the quality tier of `k3ctl validate`
 	@$(PYTHON) scripts/setup_env.py --installer $(INSTALLER) --venv $(VENV)-quality quality
 
+setup-aiperf: ## .venv-aiperf: aiperf, for `k3ctl bench agentic --client aiperf`
+	@$(PYTHON) scripts/setup_env.py --venv $(VENV)-aiperf aiperf
+
 demo: setup ## serve the tiny K3, verify its path, bench it, stop: the main job end to end
 	@$(BIN)/k3ctl demo
 
 test: setup-dev ## the tests, without a GPU: units, the engine in process, a real server end to end
 	@$(BIN)/python -m pytest $(SHARED) -m "not gpu and not multigpu and not slow and not cluster" $(ARGS)
 
-test-slow: mutants setup-quality ## the slow rest: engines killed, bench runs, known-bad servers, the harness, mutants
-	@$(BIN)/python -m pytest -m "slow and not gpu and not multigpu and not cluster" $(ARGS)
+test-slow: mutants setup-quality setup-aiperf ## the slow rest: engines killed, bench runs, known-bad servers, the harness, mutants
+	@K3CTL_AIPERF=$(abspath $(VENV)-aiperf/bin/aiperf) $(BIN)/python -m pytest -m "slow and not gpu and not multigpu and not cluster" $(ARGS)
 
 test-cluster: setup-dev ## four hosts on this machine (root; openssh-server, iproute2, util-linux), a real Prometheus (prometheus)
 	@$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)

@@ -1,4 +1,4 @@
-"""Create ``.venv`` with what k3ctl needs: ``setup_env.py {cpu,dev,gpu,kernels,quality}``. Standard library; repeatable.
+"""Create ``.venv`` with what k3ctl needs: ``setup_env.py MODE``. Standard library only; safe to repeat.
 
 cpu   the engine without kernels (official vLLM from its source distribution), CPU torch, GuideLLM, k3ctl
 dev   cpu and the tools the tests need
@@ -6,6 +6,7 @@ gpu   the CUDA engine from its published wheel, GuideLLM, k3ctl (on a GPU host)
 kernels   what compiles and audits the kernels, laid over a `dev` environment (``--over``): torch and pytest come from
           there, Triton stays out of it, because beside the CPU engine it would change that one's behaviour
 quality   lm-evaluation-harness, apart from the engine, whose packages it must not change
+aiperf   the client of agent sessions, apart from k3ctl, whose textual it would replace by an older one
 
 Every finished step leaves a stamp of its inputs, so that an interrupted run goes on where it stopped and a repeated
 one does nothing. uv installs, brought into the environment by pip and told pip's settings; pip installs where uv cannot
@@ -29,8 +30,9 @@ from environment import RARELY_IMPORTED, Environment, SetupError, Step, explain
 
 ROOT = Path(__file__).resolve().parent.parent
 VLLM = "0.33.0"
+AIPERF = "aiperf==0.13.0"
 TORCH = "2.13.0"
-FREE_DISK_GB = {"cpu": 4, "dev": 4, "gpu": 15, "kernels": 2, "quality": 2}
+FREE_DISK_GB = {"cpu": 4, "dev": 4, "gpu": 15, "kernels": 2, "quality": 2, "aiperf": 2}
 
 # vLLM's requirements that the CPU engine does without. torch comes first and by itself; the rest are CUDA builds that
 # cannot load beside a CPU torch, or serve video.
@@ -151,6 +153,18 @@ def quality_steps(env: Environment) -> list[Step]:
     return [Step("lm-evaluation-harness", text, harness), Step("bytecode", text, env.compile)]
 
 
+def aiperf_steps(env: Environment) -> list[Step]:
+    """aiperf: a program that k3ctl starts."""
+    lock = ROOT / "requirements" / "aiperf.lock"
+
+    def client() -> None:
+        env.install("--no-deps", "-r", str(lock))
+        env.install(AIPERF, "-c", str(lock))  # on the Python of the lock this finds everything there
+
+    text = lock.read_text() + AIPERF
+    return [Step(AIPERF, text, client), Step("bytecode", text, env.compile)]
+
+
 def check_machine(mode: str, venv: Path) -> None:
     """Fail early, in one line."""
     if sys.platform != "linux":
@@ -169,7 +183,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("mode", choices=["cpu", "dev", "gpu", "kernels", "quality"])
+    parser.add_argument("mode", choices=["cpu", "dev", "gpu", "kernels", "quality", "aiperf"])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument(
         "--torch-index", default=os.environ.get("TORCH_INDEX"), help="index with CPU builds of torch"
@@ -191,7 +205,7 @@ def main() -> int:
             fcntl.flock(
                 lock, fcntl.LOCK_EX
             )  # two makes at once: the second waits, then finds everything done
-            over = args.over.resolve() if args.mode in ("kernels", "quality") else None
+            over = args.over.resolve() if args.mode in ("kernels", "quality", "aiperf") else None
             env = Environment(venv, args.installer, over)
             env.create()
             if args.mode == "gpu":
@@ -200,6 +214,8 @@ def main() -> int:
                 steps = kernel_steps(env, Environment(args.over.resolve()))
             elif args.mode == "quality":
                 steps = quality_steps(env)
+            elif args.mode == "aiperf":
+                steps = aiperf_steps(env)
             else:
                 # a test environment serves the demo as well: never shrink it
                 full = args.mode == "dev" or any("bench,dev" in name for name in env.stamps())

@@ -50,7 +50,8 @@ def of(requests: Iterable[Event], start: float | None = None, end: float | None 
     for event in requests:
         if event.get("kind") != "request" or event.get("status") != "completed":
             continue
-        if (start is not None and event["ts"] < start) or (end is not None and event["ts"] > end):
+        ended = _ended(event)
+        if (start is not None and ended < start) or (end is not None and ended > end):
             continue
         if (one := _one(event)) is not None:
             found.append(one)
@@ -89,6 +90,13 @@ def by_context(found: Sequence[Accepted]) -> list[tuple[int, int | None, Accepta
         if (whole := summed(inside)) is not None:
             out.append((first, None if end is None else end - 1, whole))
     return out
+
+
+def _ended(event: Event) -> float:
+    """When the answer was complete; the event itself is written a little later."""
+    if event.get("start_ts") is not None and event.get("latency_s") is not None:
+        return float(event["start_ts"] + event["latency_s"])
+    return float(event["ts"])
 
 
 def _one(event: Event) -> Accepted | None:

@@ -6,6 +6,7 @@ therefore never a dependency.
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ def argv(load: Workload, to: Target, *, traces: str, output: str, concurrency: i
     if load.duration_s is not None:
         parts += ["--benchmark-duration", f"{load.duration_s:g}"]
     parts += ["--random-seed", str(load.seed), "--use-server-token-count", "--no-gpu-telemetry"]
+    # every answer as long as it was asked for, sampled as the preset says
+    parts += ["--extra-inputs", json.dumps({"ignore_eos": True, **load.body}, separators=(",", ":"))]
     parts += ["--custom-dataset-type", "weka_trace", "--input-file", traces, "--allow-dataset-wrap"]
     return [*parts, "--ui", "None", "--output-artifact-dir", output]
 

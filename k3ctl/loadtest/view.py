@@ -51,7 +51,28 @@ def findings(summary: Mapping[str, Any]) -> list[str]:
         lines.append("invalid: the server did not answer any more at the end")
     for row in summary["rows"]:
         lines += [f"c={row['concurrency']} {f['level']}: {f['text']}" for f in row["findings"]]
-    return lines
+        lines += _accepted(row)
+    return lines + [f"ranks: {text}" for text in (summary.get("ranks") or {}).get("missing", ())]
+
+
+def _accepted(row: Mapping[str, Any]) -> list[str]:
+    """Acceptance as the requests told it, by prompt length where that is more than one bucket; empty without it."""
+    told = row.get("acceptance")
+    if told is None:
+        return []
+    line = (
+        f"c={row['concurrency']} acceptance: {told['length']:.2f} tokens per step ({told['steps']} steps of "
+        f"{told['requests']} requests; mean over requests {told['request_mean']:.2f})"
+    )
+    buckets = [
+        f"{_span(part)} {part['length']:.2f} ({part['requests']} requests)" for part in told["by_context"]
+    ]
+    return [f"{line}; by prompt length: {', '.join(buckets)}" if len(buckets) > 1 else line]
+
+
+def _span(part: Mapping[str, Any]) -> str:
+    last = part["to_tokens"]
+    return f"{part['from_tokens']}–{last}" if last is not None else f"from {part['from_tokens']}"
 
 
 def comparison(pairs: Sequence[Comparison]) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from k3ctl.loadtest import acceptance, aiperf, guards
+from k3ctl.loadtest import acceptance, aiperf, guards, judged, summary, view
 from k3ctl.loadtest.guards import GuardEvidence
+from tests.loadtest import results
 from tests.loadtest.results import K3_TARGET
 from tests.loadtest.test_guards import GOOD, LOAD
 
@@ -83,6 +85,11 @@ def test_only_requests_of_the_window_count() -> None:
     assert len(acceptance.of(events, None, 8)) == 2
 
 
+def test_a_request_belongs_to_the_window_in_which_its_answer_ended_not_its_line() -> None:
+    late = request(8.4, 5, spoken(3), start_ts=6.0, latency_s=1.9)
+    assert len(acceptance.of([late], 4, 8)) == 1
+
+
 def test_a_request_without_a_prompt_length_counts_and_is_in_no_context() -> None:
     found = acceptance.of([request(1, None, spoken(3))])
     assert acceptance.summed(found) is not None
@@ -100,6 +107,20 @@ def test_aiperfs_records_say_the_same() -> None:
     whole = acceptance.summed(acceptance.of([event]))
     assert whole is not None
     assert (whole.length, whole.draft_share) == (2.5, 0.5)
+
+
+def test_people_read_it_with_its_counts_and_ranks_that_said_nothing(tmp_path: Path) -> None:
+    events = [request(1, 100, spoken(3, 0)), request(2, 2000, spoken(0)), request(3, 300_000, spoken(2, 2))]
+    row = {"concurrency": 4, "acceptance": judged._acceptance(acceptance.of(events))}
+    assert view._accepted(row) == [
+        "c=4 acceptance: 2.40 tokens per step (5 steps of 3 requests; mean over requests 2.17); by prompt length: "
+        "0–1023 2.50 (1 requests), 1024–4095 1.00 (1 requests), from 262144 3.00 (1 requests)"
+    ]
+    assert view._accepted({"concurrency": 4, "acceptance": None}) == []
+    found = summary.summarize(results.make(tmp_path / "r") / "raw")
+    silent = {**found, "ranks": {"missing": ["rank 2 has no page"]}}
+    assert view.findings(silent)[-1] == "ranks: rank 2 has no page"
+    assert not [line for line in view.findings(found) if line.startswith("ranks")]
 
 
 def level(request_mean: float, length: float = 2.0) -> list[str]:

@@ -1,4 +1,4 @@
-"""aiperf's own files, recorded from version 0.13.0, and its command line; aiperf itself is not run here."""
+"""aiperf's own files, recorded from version 0.13.0, and its command line; ``test_aiperf_engine`` runs it."""
 
 from __future__ import annotations
 
@@ -77,10 +77,30 @@ def test_the_command_line_uses_only_options_of_the_recorded_run() -> None:
     load = workload.load("agentic")
     argv = aiperf.argv(load, K3_TARGET, traces="weka", output="out", concurrency=4)
     recorded = RESULT["run_info"]["cli_command"]
-    new = {"--tokenizer-trust-remote-code"}
-    assert [part for part in argv if part.startswith("--") and part not in recorded] == sorted(new)
+    new = {"--tokenizer-trust-remote-code", "--extra-inputs"}
+    assert {part for part in argv if part.startswith("--") and part not in recorded} == new
     assert argv[argv.index("--concurrency") + 1] == "4"
     assert argv[argv.index("--benchmark-duration") + 1] == "900"
+
+
+def test_every_request_carries_the_presets_sampling_and_the_length_that_was_asked_for() -> None:
+    load = workload.load("agentic")
+    argv = aiperf.argv(load, K3_TARGET, traces="weka", output="out", concurrency=4)
+    sent = json.loads(argv[argv.index("--extra-inputs") + 1])
+    assert sent == {"ignore_eos": True, **load.body}
+    assert load.body["temperature"] == 1.0
+
+
+def test_the_window_of_a_replay_is_that_of_its_own_records(tmp_path: Path) -> None:
+    """Without it the server's counters of every rung were taken for each."""
+    shutil.copy(RECORDS, tmp_path / aiperf.RECORDS)
+    events = list(aiperf.Tail(tmp_path, 2)())
+    start, end = aiperf.window(events) or (0.0, 0.0)
+    records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    measured = [r["metadata"] for r in records if r["metadata"].get("benchmark_phase") != "warmup"]
+    assert start == pytest.approx(min(m["request_start_ns"] for m in measured) / 1e9)
+    assert end == pytest.approx(max(m["request_end_ns"] for m in measured) / 1e9)
+    assert aiperf.window([]) is None
 
 
 def fake(directory: Path, output: str) -> Path:
