@@ -33,7 +33,7 @@ def keep(active: Active, now: float | None = None) -> None:
     }
     try:
         files.private_directory(place().parent)
-        place().write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        files.replace(place(), (json.dumps(record, indent=1) + "\n").encode())
     except OSError:
         return
 

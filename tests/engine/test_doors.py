@@ -261,23 +261,3 @@ def test_private_files_are_never_written_through_a_link(tmp_path: Path, precious
         with pytest.raises(OSError):
             write()
     assert precious.read_text() == "years of work"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    ["", "{", "[]", "null", "[" * 100_000, '{"schema": "k3ctl.run/1"}', "\udcff", '{"schema": NaN}', "\0" * 99],
-)  # fmt: skip
-def test_one_damaged_record_hides_no_other_run(
-    damage: str, state_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from k3ctl import cli
-
-    forge(rundir.runs_root() / "good")
-    bad = rundir.runs_root() / "bad"
-    bad.mkdir()
-    (bad / "run.json").write_text(damage, errors="surrogateescape")
-    assert cli.main(["ps", "--all", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert [run["id"] for run in shown["data"]["runs"]] == ["x"]
-    (warning,) = shown["warnings"]
-    assert str(bad / "run.json") in warning

@@ -96,3 +96,45 @@ def test_agent_sessions_are_replayed_against_the_real_engine(k3ctl: K3ctl) -> No
         low, high = row["itl_ms"]["intervals"]["p90"]
         assert low > 0 and (high is None or high >= low)
         assert row["server"]["prefix_hit_share"] > 0.1
+
+
+def gated(k3ctl: K3ctl, base: object, new: object, *options: object) -> tuple[int, dict[str, Any]]:
+    done = k3ctl("gate", base, new, *options, "--json")
+    return done.returncode, dict(json.loads(done.stdout))
+
+
+def test_two_runs_under_the_same_conditions_are_gated_within_their_stated_noise(
+    k3ctl: K3ctl, smoke: dict[str, Any]
+) -> None:
+    again = k3ctl("bench", "smoke", "--json")
+    assert again.returncode == 0, again.stdout + again.stderr
+    first, second = smoke["bundle"], json.loads(again.stdout)["data"]["bundle"]
+    regressions: list[set[tuple[str, int]]] = []
+    for pair in ((first, second), (second, first), (first, first)):
+        _, answer = gated(k3ctl, *pair)
+        found = answer["data"]["verdicts"]
+        assert answer["data"]["not_compared"] == []
+        assert {verdict["concurrency"] for verdict in found} == {row["concurrency"] for row in smoke["rows"]}
+        assert {"output_tok_s", "itl_ms", "ttft_ms"} <= {verdict["metric"] for verdict in found}
+        assert all(verdict["resolution"] > 0 for verdict in found)
+        regressions.append({(v["metric"], v["concurrency"]) for v in found if v["outcome"] == "regression"})
+    assert not regressions[0] & regressions[1]
+    assert not regressions[2]
+    # beside other work this machine may be half as fast in one of them
+    assert gated(k3ctl, first, second, "--threshold", 75)[0] == 0
+    assert gated(k3ctl, second, first, "--threshold", 75)[0] == 0
+
+
+def test_a_changed_condition_is_refused_by_its_name(
+    k3ctl: K3ctl, smoke: dict[str, Any], tmp_path: Path
+) -> None:
+    preset = tmp_path / "smoke.yaml"
+    text = (ROOT / "k3ctl" / "loadtest" / "presets" / "smoke.yaml").read_text()
+    preset.write_text(text.replace("seed: 42", "seed: 7"))
+    done = k3ctl("bench", preset, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    other = json.loads(done.stdout)["data"]["bundle"]
+    code, answer = gated(k3ctl, smoke["bundle"], other, "--threshold", 75)
+    assert (code, answer["data"], answer["error"]["reasons"]) == (1, None, ["seed: 7 here, 42 there"])
+    code, answer = gated(k3ctl, smoke["bundle"], other, "--threshold", 75, "--vary", "seed")
+    assert (code, answer["data"]["varied"], answer["data"]["not_compared"]) == (0, ["seed"], [])
