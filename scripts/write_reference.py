@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 from k3ctl.checks import reference as doctor  # noqa: E402
 from k3ctl.triage import reference as triage  # noqa: E402
-from scripts.reference import commands, plan  # noqa: E402
+from scripts.reference import commands, plan, validate  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
 NOTE = "<!-- written by scripts/write_reference.py; do not edit -->\n"
@@ -24,6 +24,7 @@ PAGES = {
     "profile.schema.json": plan.schema,
     "profiles.md": plan.profiles_page,
     "triage.md": triage.page,
+    "validate-checks.md": validate.page,
 }
 
 

@@ -8,6 +8,7 @@ VERBS = (
     "verify",
     "canary",
     "validate",
+    "knownbad",
     "bench",
     "monitor",
     "triage",

@@ -6,7 +6,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-FLOOD_AFTER_CHARS = 64
+FLOOD_AFTER_CHARS = 32
 FLOOD = "!"
 """Token 0 of many vocabularies: what the most probable of NaN logits looks like."""
 CLOSE = "<|close|>think<|sep|>"

@@ -55,6 +55,7 @@ MODES: Mapping[str, Mode] = _named(
         "now and then the token that was taken is told as less probable than its runner-up",
         "rows of logits damaged after the choice, or logprobs of another row",
         "features.logprobs.rescored",
+        frozenset({"features.logprobs.told", "features.speculation"}),
         choice=answers.logits,
     ),
     Mode(
@@ -62,13 +63,27 @@ MODES: Mapping[str, Mode] = _named(
         "thinking and its closing marker stand in the answer",
         "a reasoning parser that missed the opening marker",
         "canary.think-markers",
+        frozenset(
+            {"canary.json-schema", "features.structured.*", "canary.answers", "features.streaming.chat"}
+        ),
         choice=answers.think_open,
     ),
     Mode(
         "think-close",
         "everything counts as thinking: no answer, no tool calls",
         "a lost closing marker (operator report S08)",
-        "canary.tool-call",
+        "canary.json-schema",
+        frozenset(
+            {
+                "canary.think-markers",
+                "canary.tool-call",
+                "features.structured.*",
+                "features.tools.parallel",
+                "canary.answers",
+                "features.streaming.chat",
+                "features.needle.*",
+            }
+        ),
         choice=answers.think_close,
     ),
     Mode(
@@ -76,6 +91,7 @@ MODES: Mapping[str, Mode] = _named(
         "a prompt that begins like an earlier one gets that one's answer",
         "a prefix cache that hits what it should not (S06)",
         "canary.repeat-prefix",
+        frozenset({"features.prefix-cache"}),
         request=requests.stale,
     ),
     Mode(
@@ -83,6 +99,9 @@ MODES: Mapping[str, Mode] = _named(
         "one token over and over after a few words",
         "NaN logits (S07, S18)",
         "canary.floods",
+        frozenset(
+            {"canary.answers", "canary.json-schema", "features.structured.json-schema", "features.needle.*"}
+        ),
         choice=answers.flood,
     ),
     Mode(
@@ -90,6 +109,7 @@ MODES: Mapping[str, Mode] = _named(
         "the most probable token, whatever temperature was asked",
         "a sampler that is never reached",
         "canary.sampling",
+        frozenset({"features.sampling.*", "features.seeds"}),
         request=requests.greedy,
     ),
     Mode(
@@ -97,6 +117,7 @@ MODES: Mapping[str, Mode] = _named(
         "temperature 1, whatever was asked",
         "sampling parameters that are lost on the way to the sampler",
         "features.sampling.temperature",
+        frozenset({"features.sampling.*"}),
         request=requests.temperature,
     ),
     Mode(
@@ -104,6 +125,7 @@ MODES: Mapping[str, Mode] = _named(
         "top-p, top-k and min-p are ignored",
         "a fast sampler without its filters",
         "features.sampling.top-p",
+        frozenset({"features.sampling.*"}),
         request=requests.truncation,
     ),
     Mode(
@@ -117,14 +139,14 @@ MODES: Mapping[str, Mode] = _named(
         "stop",
         "stop strings and stop tokens are ignored",
         "stops that are looked for in the last token only, or not at all",
-        "features.stop",
+        "features.stop-strings",
         request=requests.stop,
     ),
     Mode(
         "stream",
         "a piece of every streamed answer is lost",
         "a parser that swallows what it holds back",
-        "features.streaming",
+        "features.streaming.*",
         choice=answers.unequal_stream,
     ),
     Mode(
@@ -132,6 +154,7 @@ MODES: Mapping[str, Mode] = _named(
         "something follows the end of every structured answer",
         "a grammar that is not asked for the last tokens of a step",
         "canary.json-schema",
+        frozenset({"features.structured.*"}),
         choice=answers.overrun,
     ),
     Mode(
@@ -146,6 +169,7 @@ MODES: Mapping[str, Mode] = _named(
         "the turn ends as if tools were called, but there are none",
         "empty tool calls (S08)",
         "canary.tool-call",
+        frozenset({"features.tools.parallel"}),
         choice=answers.no_tool,
     ),
     Mode(
@@ -153,14 +177,15 @@ MODES: Mapping[str, Mode] = _named(
         "the first half of a long prompt is never read",
         "a window or a shard of the context that is lost (S18)",
         "features.context.*",
+        frozenset({"features.needle.*"}),
         request=requests.context,
     ),
     Mode(
         "other-model",
-        "another server answers (`--other`); without one, every prompt is read from its end",
+        "another server answers (`--other`)",
         "a router that sends to another deployment, a wrong adapter or checkpoint",
         "canary.answered-here",
-        request=requests.backwards,
+        frozenset({"canary.answers"}),
         other=True,
     ),
     Mode(
@@ -181,7 +206,8 @@ MODES: Mapping[str, Mode] = _named(
         "fallback",
         "the witness counts standard steps only",
         "a path that silently fell back",
-        "",
+        "canary.floods",
+        frozenset({"canary.*", "features.*"}),
         page=pages.standard,
         void=True,
     ),

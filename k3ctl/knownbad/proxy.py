@@ -123,10 +123,10 @@ class _Exchange(BaseHTTPRequestHandler):
                 self._stream(answer, asked or {})
             else:
                 self._whole(answer, asked)
-        except (OSError, http.client.HTTPException) as error:
-            self.close_connection = True
-            with contextlib.suppress(OSError):
-                self._refuse(f"the server behind does not answer: {error or type(error).__name__}")
+        except (OSError, http.client.HTTPException):
+            self.close_connection = (
+                True  # a server that is gone is gone for the client, too: no answer of our own
+            )
         finally:
             done.set()
             connection.close()
@@ -176,14 +176,6 @@ class _Exchange(BaseHTTPRequestHandler):
         for name, value in own.items():
             self.send_header(name, value)
         self.end_headers()
-
-    def _refuse(self, message: str) -> None:
-        data = json.dumps({"error": {"message": message, "type": "BadGateway", "code": 502}}).encode()
-        self.send_response_only(502)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
 
 def _told(mode: Mode, path: str, data: bytes, asked: Json | None) -> bytes:

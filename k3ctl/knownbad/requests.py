@@ -83,16 +83,6 @@ def context(_: str, body: Json, __: list[Asked]) -> Json:
     return body
 
 
-def backwards(_: str, body: Json, __: list[Asked]) -> Json:
-    """Reads every prompt from its end: as good as a model that was never taught this language."""
-    messages, prompt = body.get("messages"), body.get("prompt")
-    if isinstance(messages, list):
-        return body | {"messages": [_turned(message) for message in messages]}
-    if isinstance(prompt, str | list):
-        return body | {"prompt": prompt[::-1]}
-    return body
-
-
 def _without(body: Json, *names: str) -> Json:
     return {key: value for key, value in body.items() if key not in names}
 
@@ -121,9 +111,3 @@ def _halved(prompt: Any) -> Any:
 
 def _halved_message(message: Any) -> Any:
     return message | {"content": _halved(_text(message))} if len(_text(message)) > LONG_CHARS else message
-
-
-def _turned(message: Any) -> Any:
-    if not isinstance(message, dict) or message.get("role") != "user":
-        return message
-    return message | {"content": _text(message)[::-1]}

@@ -64,7 +64,7 @@ def _row(result: Mapping[str, Any]) -> str:
     check, outcome, path, finding = report.row(result)
     kept = {
         "shows": result["shows"],
-        "evidence": result["evidence"],
+        "evidence": {name: value for name, value in result["evidence"].items() if name != "answers"},
         "interval": result["interval"],
         "seconds": result["seconds"],
     }

@@ -62,6 +62,8 @@ def _judged(session: Session, check: Check) -> Judged:
         return failed(error.message) if error.status >= 500 else unknown(error.message)
     except HttpError as error:
         return unknown(error.message)
+    except (LookupError, TypeError, ValueError) as error:
+        return unknown(f"the answer has another shape than vLLM's ({type(error).__name__}: {error})")
 
 
 def _gone(session: Session, error: HttpError) -> EngineError:

@@ -13,6 +13,8 @@ from typing import Any
 from tests.knownbad.toy import Token, Toy, arguments, instance
 
 MODEL = "toy"
+FORMS = {"regex": "1234-10", "grammar": "set red to 42"}
+"""What is answered to the forms that the checks ask for."""
 PIECE = 3
 """Characters in a piece of a stream."""
 
@@ -74,12 +76,12 @@ class _Handler(BaseHTTPRequestHandler):
         prompt = prompt_of(body)
         answer = said(self.server.toy, body, prompt, chat="chat" in self.path)
         self.server.prompted += len(prompt)
-        self.server.generated += len(answer[0])
+        self.server.generated += counted(*answer)
         if body.get("stream"):
             self.stream(body, *answer)
         else:
-            usage = {"prompt_tokens": len(prompt), "completion_tokens": len(answer[0])}
-            choices = [whole_choice(body, *answer)]
+            usage = {"prompt_tokens": len(prompt), "completion_tokens": counted(*answer)}
+            choices = [whole_choice(body, *answer, prompt_logprobs(self.server.toy, body, prompt))]
             self.whole(200, json.dumps({"model": MODEL, "choices": choices, "usage": usage}))
 
     def whole(self, status: int, text: str) -> None:
@@ -101,6 +103,12 @@ class _Handler(BaseHTTPRequestHandler):
             for choice in piece_choices(body, tokens, finish, extra):
                 self.event(json.dumps({"model": MODEL, "choices": [choice]}))
                 time.sleep(self.server.step_s)
+            usage = {
+                "prompt_tokens": len(prompt_of(body)),
+                "completion_tokens": counted(tokens, finish, extra),
+            }
+            if (body.get("stream_options") or {}).get("include_usage"):
+                self.event(json.dumps({"model": MODEL, "choices": [], "usage": usage}))
             self.event("[DONE]")
         except OSError:
             self.server.hung_up += 1
@@ -122,17 +130,27 @@ def said(
     toy: Toy, body: Mapping[str, Any], prompt: str, *, chat: bool
 ) -> tuple[list[Token], str, dict[str, Any]]:
     """Tokens, finish reason and what else the message holds."""
-    form = body.get("response_format") or {}
+    form, structured = body.get("response_format") or {}, body.get("structured_outputs") or {}
     if form.get("type") == "json_schema":
-        text = json.dumps(instance(form["json_schema"]["schema"]))
-        return [Token(char, 0.0, ((char, 0.0),)) for char in text], "stop", {}
+        return by_rote(json.dumps(instance(form["json_schema"]["schema"])))
+    if structured:
+        return by_rote(structured["choice"][0] if "choice" in structured else FORMS[next(iter(structured))])
     tools, choice = body.get("tools") or [], body.get("tool_choice")
     if chat and tools and choice not in (None, "none"):
         named = choice["function"]["name"] if isinstance(choice, dict) else None
         wanted = [tool for tool in tools if named in (None, tool["function"]["name"])]
+        wanted *= 3 if body.get("parallel_tool_calls") else 1
         return [], "tool_calls", {"tool_calls": [call(place, tool) for place, tool in enumerate(wanted)]}
     tokens, finish = toy.generate(prompt, body)
     return tokens, finish, {}
+
+
+def counted(tokens: list[Token], _: str, extra: dict[str, Any]) -> int:
+    return len(tokens) + sum(len(one["function"]["arguments"]) for one in extra.get("tool_calls", []))
+
+
+def by_rote(text: str) -> tuple[list[Token], str, dict[str, Any]]:
+    return [Token(char, 0.0, ((char, 0.0),)) for char in text], "stop", {}
 
 
 def call(place: int, tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,14 +158,28 @@ def call(place: int, tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": f"call-{place}", "index": place, "type": "function", "function": function}
 
 
+def prompt_logprobs(toy: Toy, body: Mapping[str, Any], prompt: str) -> dict[str, Any]:
+    """What the model finds likeliest at every place of the prompt, and its own token there."""
+    if body.get("prompt_logprobs") is None:
+        return {}
+    told: list[Any] = [None]
+    for place in range(1, len(prompt)):
+        top = toy.likeliest(prompt[:place], "")
+        best = top[: int(body["prompt_logprobs"])] + [one for one in top if one[0] == prompt[place]]
+        told.append({str(ord(char)): {"logprob": value} for char, value in best})
+    return {"prompt_logprobs": told}
+
+
 def whole_choice(
-    body: Mapping[str, Any], tokens: list[Token], finish: str, extra: dict[str, Any]
+    body: Mapping[str, Any], tokens: list[Token], finish: str, extra: dict[str, Any], read: dict[str, Any]
 ) -> dict[str, Any]:
     text = "".join(token.text for token in tokens)
     thought, content = split(text)
     rest = {"index": 0, "finish_reason": finish, "logprobs": logprobs(body, tokens)}
+    if finish == "stop" and body.get("stop"):
+        rest["stop_reason"] = body["stop"] if isinstance(body["stop"], str) else body["stop"][0]
     if "prompt" in body:
-        return {"text": text, **rest}
+        return {"text": text, **rest, **read}
     calls = [{k: v for k, v in entry.items() if k != "index"} for entry in extra.get("tool_calls", [])]
     message = {"role": "assistant", "content": content or None, "reasoning": thought, "tool_calls": calls}
     return {"message": message, **rest}
@@ -192,10 +224,12 @@ def logprobs(body: Mapping[str, Any], tokens: list[Token]) -> dict[str, Any] | N
         return None
     if "prompt" in body:
         most = int(body["logprobs"])
+        named = (lambda char: f"token_id:{ord(char)}") if body.get("return_tokens_as_token_ids") else str
+        tops = [dict(token.top[:most]) | {token.text: token.logprob} for token in tokens]
         return {
-            "tokens": [token.text for token in tokens],
+            "tokens": [named(token.text) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [dict(token.top[:most]) | {token.text: token.logprob} for token in tokens],
+            "top_logprobs": [{named(char): value for char, value in top.items()} for top in tops],
         }
     most = int(body.get("top_logprobs") or 0)
     return {

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from k3ctl.knownbad import proxy
 from k3ctl.knownbad.modes import MODES, Mode
 from k3ctl.server import witness as witness_page
 from k3ctl.server.client import Client
+from k3ctl.validate.tiers import TIERS
 from tests.knownbad import scripted
 from tests.knownbad.toy import Toy
 
@@ -97,7 +99,7 @@ def test_a_mode_leaves_alone_what_it_is_not_about(name: str) -> None:
         sound = both(url, body)
     with behind(name) as (_, url):
         told = both(url, body)
-    everything = {"think-open", "think-close", "stream", "other-model"}
+    everything = {"think-open", "think-close", "stream"}
     assert (told == sound) == (name not in everything)
 
 
@@ -112,10 +114,10 @@ def test_the_proxy_listens_on_this_machine_only() -> None:
                     socket.create_connection((address, port), timeout=1)
 
 
-def test_a_server_behind_that_is_not_there_is_said() -> None:
-    with proxy.serve("http://127.0.0.1:9", MODES["flood"]) as url:
-        answer = HTTP.get(f"{url}/v1/models")
-        assert answer.status_code == 502 and "refused" in answer.json()["error"]["message"]
+def test_a_server_that_is_gone_is_gone_behind_the_proxy_too() -> None:
+    """An error page of the proxy's own would count as a fault that was caught."""
+    with proxy.serve("http://127.0.0.1:9", MODES["flood"]) as url, pytest.raises(httpx.RemoteProtocolError):
+        HTTP.get(f"{url}/v1/models")
 
 
 def test_a_flood_begins_after_a_while_in_text_and_tokens_alike() -> None:
@@ -210,7 +212,6 @@ Sent = Callable[[dict[str, Any]], bool]
             lambda sent: not {"stop", "stop_token_ids"} & {*sent},
         ),
         ("context", chat("a" * 400 + "b" * 400), lambda sent: sent["messages"][0]["content"] == "b" * 400),
-        ("other-model", chat("abc"), lambda sent: sent["messages"][0]["content"] == "cba"),
     ],
 )
 def test_requests_are_sent_on_with_the_fault_and_nothing_else(
@@ -316,5 +317,5 @@ def test_a_hang_up_reaches_the_server_behind_unless_the_mode_is_deaf(
 def test_every_mode_tells_what_it_is_and_which_check_sees_it() -> None:
     for name, mode in MODES.items():
         assert mode.name == name and mode.told and mode.like
-        assert bool(mode.check) != mode.void
+        assert any(fnmatchcase(check.name, mode.check) for tier in TIERS.values() for check in tier)
         assert isinstance(mode, Mode)

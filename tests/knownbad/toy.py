@@ -27,22 +27,28 @@ class Token:
 
 @dataclass(frozen=True)
 class Toy:
-    """``rote``: what is answered to a prompt that contains the key; ``error``: added to logits (a rounding error)."""
+    """``rote``: what is answered to a prompt that contains the key; ``error``: added to logits (a rounding error).
+
+    Its logits depend on the whole text before, however that is split into prompt and answer.
+    """
 
     rote: Mapping[str, str] = field(default_factory=dict)
     error: Callable[[str, str], float] = field(default=lambda _, __: 0.0)
 
     def logits(self, prompt: str, said: str) -> dict[str, float]:
         """Character → logit after ``prompt`` and ``said``; every character of both moves them."""
-        digest = hashlib.blake2b(
-            f"{prompt}\x01{said}".encode(errors="surrogateescape"), digest_size=56
-        ).digest()
-        values = {char: digest[i] / 64 + digest[i + 28] / 4096 for i, char in enumerate(ALPHABET)}
+        digest = hashlib.blake2b(f"{prompt}{said}".encode(errors="surrogateescape"), digest_size=56).digest()
+        values = {char: digest[i] / 22 + digest[i + 28] / 4096 for i, char in enumerate(ALPHABET)}
         for key, answer in self.rote.items():
             if key in prompt and answer.startswith(said):
                 values[(answer + EOS)[len(said)]] = SURE
                 break
         return {char: value + self.error(prompt + said, char) for char, value in values.items()}
+
+    def likeliest(self, prompt: str, said: str) -> list[tuple[str, float]]:
+        """Characters with their log probabilities, likeliest first."""
+        raw = _log_softmax(self.logits(prompt, said))
+        return sorted(raw.items(), key=lambda one: -one[1])
 
     def generate(self, prompt: str, body: Mapping[str, Any]) -> tuple[list[Token], str]:
         """Tokens and finish reason of one answer."""
@@ -58,7 +64,7 @@ class Toy:
             tokens.append(token)
             said += token.text
             if hit := next((stop for stop in stops if said.endswith(stop)), None):
-                return tokens[: len(tokens) - len(hit)], "stop"
+                return tokens if body.get("include_stop_str_in_output") else tokens[: -len(hit)], "stop"
         return tokens, "length"
 
 
