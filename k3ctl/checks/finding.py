@@ -11,7 +11,7 @@ from k3ctl.checks.products import ALL_KINDS
 from k3ctl.facts.products import Kind
 
 if TYPE_CHECKING:
-    from k3ctl.checks.view import ClusterView, NodeView
+    pass
 
 
 class Severity(IntEnum):
@@ -125,8 +125,6 @@ class Finding:
         }
 
 
-NodeCheck = Callable[["NodeView"], Iterator[Hit]]
-ClusterCheck = Callable[["ClusterView"], Iterator[Hit]]
 Check = TypeVar("Check", bound=Callable[..., Iterator[Hit]])
 
 

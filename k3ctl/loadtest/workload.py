@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from k3ctl import files, yamls
@@ -18,8 +17,6 @@ from k3ctl.errors import UsageError, nearest, unknown
 
 if TYPE_CHECKING:
     from k3ctl.loadtest.schema import PresetFile
-
-NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
 MAX_BYTES = 1 << 20

@@ -38,11 +38,6 @@ class CacheSettings:
         return KV_BYTES.get(self.kv_dtype, 2)
 
 
-def kv_token_bytes(settings: CacheSettings, shape: Shape = K3) -> int:
-    """MLA cache bytes per token over all layers, on every rank; divide by DCP for a rank's share."""
-    return len(shape.mla_layers) * shape.kv_width * settings.kv_bytes
-
-
 def recurrent_bytes(settings: CacheSettings, shape: Shape = K3) -> int:
     """Recurrent KDA state of one request in one layer on one rank."""
     return shape.heads // settings.parallel.tp * shape.head_dim * shape.head_dim * settings.ssm_bytes
@@ -52,11 +47,6 @@ def conv_bytes(settings: CacheSettings, shape: Shape = K3) -> int:
     """Convolution window of one request in one layer on one rank: 3 tokens, and one per draft token."""
     channels = 3 * shape.heads // settings.parallel.tp * shape.head_dim
     return (shape.conv_width - 1 + settings.draft_tokens) * channels * BF16
-
-
-def state_bytes(settings: CacheSettings, shape: Shape = K3) -> int:
-    """One copy of a request's KDA state over all layers on one rank."""
-    return shape.kda_layers * (recurrent_bytes(settings, shape) + conv_bytes(settings, shape))
 
 
 @dataclass(frozen=True)

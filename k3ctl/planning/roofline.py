@@ -70,11 +70,6 @@ def floor_seconds(step: Step, rates: Rates, shape: Shape = K3) -> float:
     return sum(op.calls * op.seconds(rates) for op in operators(step, shape))
 
 
-def step_bytes(step: Step, shape: Shape = K3) -> float:
-    """Bytes that a whole step moves on one rank."""
-    return sum(op.calls * (op.weight_bytes + op.other_bytes) for op in operators(step, shape))
-
-
 def _gemm(name: str, calls: int, n: int, k: int, rows: int) -> Operator:
     """``out[rows, n] = x[rows, k] @ w[n, k]`` in BF16."""
     return Operator(name, calls, n * k * BF16, rows * (n + k) * BF16, 2.0 * rows * n * k)

@@ -30,7 +30,6 @@ LAUNCH_S = 360.0
 """A generated model is made before a run exists."""
 END_S = 25.0
 """How long the nodes have for an orderly stop, before their connections are closed."""
-SSH_WAYS = (ssh.FAILED, 127)
 
 
 class Stopped(Exception):

@@ -32,7 +32,6 @@ ENVIRONMENT = ".venv-quality"
 NO_ANSWER = "[no answer]"
 POLL_S = 0.2
 MAX_SAMPLES_BYTES = 1 << 30
-MAX_DATA_BYTES = 1 << 30
 REQUEST_TIMEOUT_S = 3600
 SUFFIXES: Mapping[str, str] = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 

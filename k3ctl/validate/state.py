@@ -15,7 +15,6 @@ from typing import Any
 
 from k3ctl import files
 from k3ctl.errors import UsageError
-from k3ctl.validate.facts import Facts
 from k3ctl.validate.record import Result
 
 PLAN_SCHEMA = "k3ctl.validation.plan/1"
@@ -193,8 +192,3 @@ def fact_differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: 
 def _short(value: Any) -> str:
     text = "nothing" if value in (None, "", [], {}) else str(value)
     return text if len(text) <= 90 else f"{text[:87]}…"
-
-
-def facts_of(plan: Plan) -> dict[str, Facts]:
-    """The servers of a plan by key."""
-    return {key: Facts.from_json(facts) for key, facts in plan.servers.items()}
