@@ -16,7 +16,7 @@ from k3ctl.output import CommandResult, Lines, Table
 if TYPE_CHECKING:
     from k3ctl.bundle.kind import Kind
 
-BundleArgument = Annotated[Path, typer.Argument(help="Bundle directory or archive.")]
+BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory or archive.")]
 
 
 class Format(StrEnum):
@@ -48,7 +48,9 @@ def report(
     format_: Annotated[
         Format, typer.Option("--format", help="md for a pull request, html for a browser.")
     ] = Format.MARKDOWN,
-    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write to this file instead of stdout.")
+    ] = None,
 ) -> CommandResult:
     """Render a bundle: a Markdown table ready for a pull request, or a self-contained HTML page."""
     from k3ctl.bundle import archive
@@ -86,10 +88,11 @@ def _rendered(directory: Path, format_: Format) -> str:
 
 
 def pack(
-    path: Annotated[Path, typer.Argument(help="Bundle directory.")],
+    path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
     *,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Archive to write (default: beside the bundle).")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Archive to write (default: beside the bundle)."),
     ] = None,
 ) -> CommandResult:
     """Pack a bundle into one archive; the same bundle always gives the same bytes."""

@@ -27,20 +27,28 @@ def register(app: typer.Typer, command: Callable[..., Any]) -> None:
 
 
 def canary(
-    url: Annotated[str | None, typer.Option(help="Server root, e.g. http://127.0.0.1:8000.")] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Server root, e.g. http://127.0.0.1:8000.")
+    ] = None,
     run: Annotated[
         str | None,
         typer.Option(
-            help="Run id (see `k3ctl ps`). Default: the newest live run.", autocompletion=completion.live_runs
+            metavar="RUN",
+            help="Run id (see `k3ctl ps`). Default: the newest live run.",
+            autocompletion=completion.live_runs,
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Name to ask for, when the server has several.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name to ask for, when the server has several.")
+    ] = None,
     shape_only: Annotated[
         bool, typer.Option("--shape-only", help="Judge floods, loops and markers, not the answers.")
     ] = False,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=16, max=32768, help="Most tokens per answer, thinking included. Default: 512."),
+        typer.Option(
+            metavar="N", min=16, max=32768, help="Most tokens per answer, thinking included. Default: 512."
+        ),
     ] = None,
 ) -> CommandResult:
     """Send ten fixed prompts and look for token floods, loops, lost think markers and wrong answers.

@@ -24,10 +24,14 @@ COLUMNS = ("metric", "c", "base", "new", "change", "± resolution", "outcome")
 
 
 def gate(
-    base: Annotated[Path, typer.Argument(help="Bundle (directory or archive) that is good enough.")],
-    new: Annotated[Path, typer.Argument(help="Bundle that must not be worse.")],
+    base: Annotated[
+        Path, typer.Argument(metavar="BASE", help="Bundle (directory or archive) that is good enough.")
+    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Bundle that must not be worse.")],
     *,
-    threshold: Annotated[float, typer.Option("--threshold", help="Tolerated loss, in percent.")] = 3.0,
+    threshold: Annotated[
+        float, typer.Option("--threshold", metavar="PERCENT", help="Tolerated loss, in percent.")
+    ] = 3.0,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail also when a row is too coarse to decide.")
     ] = False,

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from k3ctl.profiles.schema import Profile
 
 NameArgument = Annotated[
-    str, typer.Argument(help="Profile name, or a .yaml file.", autocompletion=completion.profiles)
+    str,
+    typer.Argument(metavar="NAME", help="Profile name, or a .yaml file.", autocompletion=completion.profiles),
 ]
 SetOption = Annotated[
     list[str] | None,

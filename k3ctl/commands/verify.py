@@ -32,23 +32,30 @@ def register(app: typer.Typer, command: Callable[..., Any]) -> None:
 
 
 def verify(
-    url: Annotated[str | None, typer.Option(help="Server root, e.g. http://127.0.0.1:8000.")] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Server root, e.g. http://127.0.0.1:8000.")
+    ] = None,
     run: Annotated[
         str | None,
         typer.Option(
-            help="Run id (see `k3ctl ps`). Default: the newest live run.", autocompletion=completion.live_runs
+            metavar="RUN",
+            help="Run id (see `k3ctl ps`). Default: the newest live run.",
+            autocompletion=completion.live_runs,
         ),
     ] = None,
-    rows: Annotated[int, typer.Option(min=2, max=512, help="Concurrent requests of the batch drive.")] = 4,
-    tokens: Annotated[int, typer.Option(min=4, max=8192, help="Tokens per request.")] = 48,
+    rows: Annotated[
+        int, typer.Option(metavar="N", min=2, max=512, help="Concurrent requests of the batch drive.")
+    ] = 4,
+    tokens: Annotated[int, typer.Option(metavar="N", min=4, max=8192, help="Tokens per request.")] = 48,
     require: Annotated[
-        str, typer.Option(help="Weakest grade that exits 0: proved or consistent.")
+        str, typer.Option(metavar="GRADE", help="Weakest grade that exits 0: proved or consistent.")
     ] = "proved",
     trace: Annotated[
         bool, typer.Option("--trace", help="Judge by a short profiler window instead of counters.")
     ] = False,
     trace_file: Annotated[
-        Path | None, typer.Option(help="Judge a saved torch profiler trace; no server needed.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Judge a saved torch profiler trace; no server needed."),
     ] = None,
 ) -> CommandResult:
     """Drive decodes, count the path each step took, and say whether the fast path is really running.

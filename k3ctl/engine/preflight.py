@@ -174,7 +174,7 @@ def version(python: Interpreter, profile: Profile) -> None:
     if not fits:
         raise MachineError(
             f"`{profile.name}` needs vLLM {wanted}, `{python.path}` has {python.vllm}",
-            hint="install a version in that range, or start all the same with --skip-checks",
+            hint="install a version in that range, or start anyway with --skip-checks",
         )
 
 

@@ -54,5 +54,5 @@ def chosen(selection: Selection) -> Candidate:
     raise MachineError(
         selection.shortfall or "no profile can run on this machine",
         reasons=reasons,
-        hint="`k3ctl plan` says more; `k3ctl serve --profile NAME` tries one all the same",
+        hint="`k3ctl plan` says more; `k3ctl serve --profile NAME` tries one anyway",
     )

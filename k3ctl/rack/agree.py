@@ -74,7 +74,7 @@ def _alike_versions(package: str, found: Mapping[str, str]) -> None:
     others = f", the others {usual}" if usual else ""
     raise MachineError(
         f"the nodes have different versions: {listed}{others}",
-        hint=f"install one version of {package} on all of them; --skip-checks starts all the same",
+        hint=f"install one version of {package} on all of them; --skip-checks starts anyway",
     )
 
 

@@ -147,8 +147,8 @@ def _unseen(made: Plan) -> list[str]:
     requires = made.deployment.config.profile.requires
     if made.deployment.hardware is not None or not requires.gpus:
         return []
-    hosts = f"one per host, {requires.nodes} hosts" if requires.nodes > 1 else "of `k3ctl doctor --json`"
-    return [f"no hardware was looked at; pass `--hardware` with a snapshot {hosts}"]
+    hosts = f"of each of the {requires.nodes} hosts" if requires.nodes > 1 else "of the host"
+    return [f"no hardware was looked at; give `--hardware` with the `k3ctl doctor --json` {hosts}"]
 
 
 def _choose(hardware: list[str] | None, objective: str, workload: Any, vllm: str) -> CommandResult:

@@ -131,7 +131,7 @@ def hint(resolved: ResolvedConfig, answer: Preflight, overrides: Mapping[str, st
     name = resolved.profile.name
     profile = name if name in loader.names() else shlex.quote(resolved.profile.file)
     group = f" --nodes {shlex.quote(nodes)}" if nodes else ""
-    explained = f"`k3ctl doctor --profile {profile}{group}` explains; --skip-checks starts all the same"
+    explained = f"`k3ctl doctor --profile {profile}{group}` explains; --skip-checks starts anyway"
     accepted = changes(answer.rules)
     if not accepted:
         return explained

@@ -108,7 +108,7 @@ RULES = (
     TriageRule(
         id="stopped-while-starting",
         title="stopped by a signal from outside ({signal}) before it served",
-        cause="nobody crashed: the engine was still starting when a process of it was asked to stop",
+        cause="nobody crashed: the engine was still starting when one of its processes was asked to stop",
         action="find who sent it, and give the start more time there: a start-up probe, systemd's TimeoutStartSec, "
         "a Slurm time "
         "limit, a wrapper's time-out; loading takes 8 to 30 minutes",
