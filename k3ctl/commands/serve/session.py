@@ -36,7 +36,9 @@ def check(resolved: ResolvedConfig, overrides: Mapping[str, str] | None = None) 
     ``overrides`` are the ones that were typed, so that the hint can repeat them.
     """
     from k3ctl.checks.merge import Gathered
+    from k3ctl.engine import preflight as start
 
+    start.interpreter()  # without an engine every other reason is beside the point
     machine, started = machines(resolved)
     return machine.node, judge(resolved, Gathered((started,)), overrides or {})
 
@@ -79,12 +81,14 @@ def choose(*, several: bool = False) -> tuple[str, dict[str, str]]:
         MachineError: it chooses none, or the GPUs cannot be read.
         UsageError: the launch spans ``several`` hosts.
     """
+    from k3ctl.engine import preflight as start
     from k3ctl.planning import choice
 
     if several:
         raise UsageError(
             "name the profile of a launch over several hosts", hint="`k3ctl plan --hardware …` chooses one"
         )
+    start.interpreter()
     best = choice.chosen(choice.for_this_host())
     output.note(f"profile: `{best.command}`, as `k3ctl plan` chooses for this machine ({best.reason})")
     return best.profile.name, dict(best.overrides)
