@@ -125,9 +125,7 @@ def test_a_flood_begins_after_a_while_in_text_and_tokens_alike() -> None:
         whole, told = both(url, chat("the capital?"))
         entries = post(url, chat("the capital?", logprobs=True))["choices"][0]["logprobs"]["content"]
     assert whole["content"] == told["content"]
-    assert whole["content"].startswith("the capital is canberra and it lies") and whole["content"].endswith(
-        "!" * 30
-    )
+    assert whole["content"].startswith("the capital is canberra !") and whole["content"].endswith("!" * 30)
     assert "".join(entry["token"] for entry in entries).endswith("!" * 30)
 
 
