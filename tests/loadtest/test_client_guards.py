@@ -184,7 +184,8 @@ SESSIONS = replace(LOAD, sessions=Sessions(3, 4, 10, 10, 10, 10, 0.0, 0))
     [
         (LOAD, False, prefix.NOT_OFFERED, []),  # every prompt is unique
         (LOAD, True, prefix.REFUSED, ["caution"]),
-        (LOAD, True, prefix.FAILED, ["caution"]),
+        (LOAD, True, prefix.FAILED, []),  # a server that answers otherwise offers nothing
+        (SESSIONS, False, prefix.FAILED, ["caution"]),
         (SESSIONS, True, prefix.NOT_OFFERED, []),
         (SESSIONS, False, prefix.NOT_OFFERED, ["caution"]),
         (SESSIONS, False, None, ["caution"]),

@@ -371,6 +371,7 @@ def test_a_point_file_makes_nothing_up() -> None:
     assert made["model_precision"] == "MXFP4"
     assert made["link_to_model"].endswith(APPROVED[1])
     assert made["division"] is None and made["seed_set"] is None
+    assert made["runtime_settings"]["stream_all_chunks"] is None
     assert made["warmup"] == dict.fromkeys(points.WARMUP)
     needed = "\n".join(points.needed([made], []))
     for name in (*points.AUTHORED, "warmup", "system_power.json", "reference client"):

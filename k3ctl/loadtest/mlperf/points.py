@@ -54,7 +54,9 @@ def point(concurrency: int, points: Sequence[int], served: Served, folder: Folde
         "runtime_settings": {
             "load_pattern": {"type": "agentic_inference", "target_concurrency": concurrency},
             "runtime": dict(runtime) if isinstance(runtime, Mapping) else None,
-            "stream_all_chunks": True,
+            "stream_all_chunks": at(folder.config, "settings", "client", "stream_all_chunks")
+            if folder
+            else None,
         },
         "dataset": dataset["name"],
         "dataset_name": dataset["name"],
@@ -127,4 +129,6 @@ def needed(made: Sequence[Mapping[str, Any]], folders: Sequence[Folder]) -> list
         lines.append("point.yaml: link_to_model and model_precision of the approved checkpoint")
     if any(one["runtime_settings"]["runtime"] is None for one in made):
         lines.append("point.yaml: runtime_settings of the run, with the seeds of the seed set")
+    if any(one["runtime_settings"]["stream_all_chunks"] is None for one in made):
+        lines.append("point.yaml: stream_all_chunks, as the client was set (the checker wants true)")
     return [*lines, *BESIDES]
