@@ -124,9 +124,8 @@ class _Exchange(BaseHTTPRequestHandler):
             else:
                 self._whole(answer, asked)
         except (OSError, http.client.HTTPException):
-            self.close_connection = (
-                True  # a server that is gone is gone for the client, too: no answer of our own
-            )
+            # a server that is gone is gone for the client, too: an error page of our own would count as a fault
+            self.close_connection = True
         finally:
             done.set()
             connection.close()
@@ -135,8 +134,8 @@ class _Exchange(BaseHTTPRequestHandler):
         """Hang up on the server behind when the client has gone, unless the mode is deaf."""
         if self.server.mode is not None and self.server.mode.deaf:
             return
-        while not done.is_set():
-            with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            while not done.is_set():
                 readable, _, _ = select.select([self.connection], [], [], LOOK_S)
                 if readable and not self.connection.recv(1, socket.MSG_PEEK):
                     upstream.shutdown(socket.SHUT_RDWR)

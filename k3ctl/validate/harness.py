@@ -57,7 +57,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Evaluated:
     """What came of it: scores by filter, the harness's version, and a few wrong answers. ``requests``: questions."""
 
     scores: tuple[Score, ...]
@@ -90,7 +90,7 @@ def find(given: str | None) -> Path:
     )
 
 
-def run(program: Path, wanted: Evaluation, limit_s: float, api_key: str | None = None) -> Outcome:
+def run(program: Path, wanted: Evaluation, limit_s: float, api_key: str | None = None) -> Evaluated:
     """Run the harness and read what it found.
 
     Raises:
@@ -225,7 +225,7 @@ def _environment(work: Path, api_key: str | None) -> dict[str, str]:
     }
 
 
-def _read(out: Path, wanted: Evaluation) -> Outcome:
+def _read(out: Path, wanted: Evaluation) -> Evaluated:
     results = sorted(out.glob("*/results_*.json"))
     samples = sorted(out.glob(f"*/samples_k3_{wanted.task}_*.jsonl"))
     if not results or not samples:
@@ -235,7 +235,7 @@ def _read(out: Path, wanted: Evaluation) -> Outcome:
     rows = [files.parse_json(line, "lm_eval's samples") for line in lines if line.strip()]
     scores = read_scores(rows)
     wrong = [row for row in rows if row["filter"] == rows[0]["filter"] and not _points(row)]
-    return Outcome(
+    return Evaluated(
         scores=scores,
         version=str(told.get("lm_eval_version", "")),
         task_version=(told.get("versions") or {}).get(f"k3_{wanted.task}"),

@@ -8,6 +8,7 @@ probabilities of the chosen tokens must lie within ``nats`` of each other.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -192,8 +193,6 @@ def _rounded(value: float) -> float | str:
 
 def prompts(count: int, words: int, seed: int) -> Iterator[str]:
     """Texts that differ from their first word on, about ``words`` words each: the same for the same seed."""
-    import random
-
     source = random.Random(seed)
     for number in range(count):
         text = [f"Note {number + 1}."]

@@ -235,7 +235,7 @@ class Stand:
         return dict(json.loads(self.seen.read_text()))
 
 
-def evaluated_by(stand: Stand, limit_s: float = 60, **changes: Any) -> harness.Outcome:
+def evaluated_by(stand: Stand, limit_s: float = 60, **changes: Any) -> harness.Evaluated:
     data = {"test": FIXTURES / "gsm8k.jsonl", "train": FIXTURES / "gsm8k-train.jsonl"}
     wanted = Evaluation("gsm8k", data, "http://127.0.0.1:9", "k3", 4, 512, "gsm8k/gsm8k.yaml", 5)
     return harness.run(stand.program, replace(wanted, **changes), limit_s, "secret")

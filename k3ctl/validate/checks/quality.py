@@ -117,7 +117,7 @@ def _judged(
 
 
 def judge(
-    session: Session, name: str, found: harness.Outcome, settings: Mapping[str, Any], floor: float | None
+    session: Session, name: str, found: harness.Evaluated, settings: Mapping[str, Any], floor: float | None
 ) -> Judged:
     """The score against its floor and the published ones; of random weights no score says anything."""
     asked = next((key for key in (f"{name}_at_least", "at_least") if key in session.options), None)
