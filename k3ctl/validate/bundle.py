@@ -25,7 +25,7 @@ def summarize(raw: Path) -> dict[str, Any]:
     """The summary of a validation, from its raw files alone."""
     plan, results = state.load(raw.parent)
     found = coverage.of(results, [(name, key) for key in plan.servers for name in plan.checks])
-    holes = [*found.holes, *matrix.holes(plan.matrix, plan.servers, results)]
+    empty = matrix.holes(plan.matrix, plan.servers, results)
     ends = [result.started_at + result.seconds for result in results]
     return {
         "schema": SUMMARY,
@@ -35,9 +35,9 @@ def summarize(raw: Path) -> dict[str, Any]:
         "started_at": plan.created_at,
         "ended_at": max(ends, default=plan.created_at),
         "counts": found.counts,
-        "good": found.good and not matrix.holes(plan.matrix, plan.servers, results),
-        "statement": found.statement,
-        "holes": holes,
+        "good": found.good and not empty,
+        "statement": found.statement + (f", {len(empty)} cells of the matrix not filled" if empty else ""),
+        "holes": [*found.holes, *empty],
         "results": [result.json() for result in results],
     }
 

@@ -15,7 +15,7 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding
 h1{font-size:1.35rem;overflow-wrap:anywhere}h2{font-size:1.1rem;margin-top:1.8rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:.3rem .6rem;border-bottom:1px solid #ddd;text-align:left;vertical-align:top;overflow-wrap:anywhere}
-th{font-weight:600}td.n{white-space:nowrap}.grid{width:auto}.grid td,.grid th{text-align:center}
+th{font-weight:600;white-space:nowrap}td.n{white-space:nowrap}.grid{width:auto}.grid td,.grid th{text-align:center}
 .verdict{padding:.6rem .8rem;border-left:.4rem solid #b3204d;background:#fbf1f4}
 .verdict.good{border-color:#1a7f4b;background:#eef8f2}
 .o{display:inline-block;padding:0 .45rem;border-radius:.2rem;border:1px solid;white-space:nowrap}
@@ -47,7 +47,7 @@ def page(summary: Summary, name: str) -> str:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    return "".join(f"<span>{_outcome(name)} {count}</span>" for name, count in counts.items())
+    return "".join(f"<span>{_outcome(name)} {count}</span>" for name, count in counts.items() if count)
 
 
 def _outcome(name: str) -> str:

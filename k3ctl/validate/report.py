@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from k3ctl.validate import matrix
+from k3ctl.deployment import CPU
+from k3ctl.validate import coverage, matrix
 from k3ctl.validate.record import Result
 
 Summary = Mapping[str, Any]
@@ -32,7 +33,11 @@ def title(summary: Summary, name: str) -> str:
 def verdict(summary: Summary) -> str:
     """What the whole comes to, in one sentence."""
     if not summary["good"]:
-        return "Not good: something failed, is void or unknown, is missing, or nothing passed."
+        counts = summary["counts"]
+        bad = [f"{counts[name]} {name}" for name in ("failed", "void", "unknown") if counts[name]]
+        missing = sum(coverage.unfinished(hole) for hole in summary["holes"])
+        bad += [f"{missing} not finished"] if missing else []
+        return f"Not good: {', '.join(bad) or 'nothing passed'}."
     return "Good: every check that could run passed on the claimed path." + (
         " What was not shown is listed below." if summary["holes"] else ""
     )
@@ -44,7 +49,7 @@ def servers(summary: Summary) -> list[tuple[str, str]]:
     for key, facts in summary["servers"].items():
         parts = {
             "GPU": facts.get("gpu"),
-            "GPUs": facts.get("gpus"),
+            "GPUs": None if facts.get("gpu") == CPU else facts.get("gpus"),
             "layout": matrix.layout(facts.get("parallel")),
             "K": facts.get("draft_tokens"),
             "backend": facts.get("backend"),

@@ -67,7 +67,7 @@ class Job:
                 output.note(
                     f"{len(checks)} checks, about {seconds:.0f} s on the CPU demo, in {kept.directory}"
                 )
-                with self._second(environ) as second:
+                with self._second(environ) as second, _kept_told(kept.directory):
                     session = Session(client, known, self.options, second)
                     runner.run(session, checks, kept, output.note, known.key)
         finally:
@@ -104,6 +104,16 @@ class Job:
         if self.resume and self.out is not None:
             return state.resume(self.out, plan, more_servers=bool(axes))
         return state.begin(self.out or new_dir(self.tiers, now), plan)
+
+
+@contextlib.contextmanager
+def _kept_told(directory: Path) -> Iterator[None]:
+    """Says where the finished checks are when the rest is not run."""
+    try:
+        yield
+    except BaseException:
+        output.note(f"what is finished is kept: go on with `--out {directory} --resume`")
+        raise
 
 
 def new_dir(tiers: Sequence[str], now: float) -> Path:

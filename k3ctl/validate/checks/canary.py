@@ -140,9 +140,8 @@ def judge_prefix(runs: Sequence[Sequence[Step]], nats: float) -> Judged:
     told = {name: result.json() for name, result in compared.items()}
     if not all(runs):
         return unknown("an answer came without tokens", **told)
-    if divergence.compare(first, other).at is None and [s.logprob for s in first] == [
-        s.logprob for s in other
-    ]:
+    same = divergence.compare(first, other)
+    if same.at is None and same.max_delta == 0.0:
         return failed(
             "two prompts that end differently got the same answer: the second is a stale one", **told
         )

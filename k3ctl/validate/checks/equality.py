@@ -43,7 +43,7 @@ def judge(pairs: Sequence[tuple[Sequence[Step], Sequence[Step]]], nats: float, s
         return failed(f"{len(bad)} of {len(compared)} answers: {max(bad, key=_badness).told}", **data)
     ties = f", {data['near_ties']} parted at a near tie" if data["near_ties"] else ""
     return passed(
-        f"{same}: {len(compared)} answers of {data['tokens']} tokens, "
+        f"{same}: {len(compared)} answer{'s' if len(compared) > 1 else ''} of {data['tokens']} tokens, "
         f"log probabilities within {worst.max_delta:.2g} nats{ties}",
         **data,
     )
