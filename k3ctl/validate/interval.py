@@ -140,8 +140,8 @@ def _broken(seen: Seen) -> Iterator[str]:
     for rule in evidence.RULES:
         if rule.name not in {"alone", "tokens accounted"} and (text := rule.broken(phase)) is not None:
             yield text
-    if unknown := next((page.vllm for page in phase.after if not page.known_build), None):
-        yield f"vLLM {unknown} is not a build the witness knows"
+    if odd := [page.vllm or "(not told)" for page in phase.after if not page.known_build]:
+        yield f"vLLM {odd[0]} is not a build the witness knows"
     if any(page.workers < 1 for page in phase.after):
         yield "the pages do not say how many workers there are: some may be missing"
     if (found := evidence.asked(evidence.DriveEvidence([phase]))) is not None:

@@ -90,13 +90,17 @@ class Session:
             return list(pool.map(send, bodies))
 
     def rows_during(self, send: Callable[[], T]) -> tuple[T, float | None]:
-        """What ``send`` gives, and the requests of a decode step meanwhile, in the mean; None where none was seen."""
+        """What ``send`` gives, and the requests that decoded at a time, in the mean over steps; None where none did.
+
+        Data-parallel engines step apart: what one of them holds counts for each.
+        """
         before = drives.read(self.client)
         generated = self._tally.completion_tokens
         answer = send()
         after = drives.settled(self.client, before, self._tally.completion_tokens - generated)
         phase = Phase(1, 0, 0, 1.0, None, None, False, before.pages, after.pages)
-        return answer, rows_of(phase.steps())
+        rows = rows_of(phase.steps())
+        return answer, None if rows is None else rows * len({page.engine for page in after.pages})
 
     def foreign(
         self,

@@ -7,6 +7,7 @@ OUT/raw/results.jsonl  one result a line, written and synced as soon as it is kn
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,9 +67,10 @@ class State:
 
     def add(self, result: Result) -> None:
         """Keep a result: it is on the disk when this returns."""
-        line = json.dumps(result.json(), ensure_ascii=False, default=str) + "\n"
+        line = json.dumps(_plain(result.json()), ensure_ascii=False, default=str) + "\n"
         with files.append(self.directory / "raw" / RESULTS) as file:
-            file.write(line.encode())
+            # an answer may hold halves of characters
+            file.write(line.encode("utf-8", "replace"))
             file.flush()
             os.fsync(file.fileno())
         self._results.append(result)
@@ -146,7 +148,7 @@ def whole_lines(path: Path) -> None:
         return
     data = files.read(path, MAX_RESULTS_BYTES)
     if data and not data.endswith(b"\n"):
-        files.replace(path, data[: data.rfind(b"\n") + 1])
+        os.truncate(path, data.rfind(b"\n") + 1)
 
 
 def _results(path: Path) -> Iterator[Result]:
@@ -158,6 +160,15 @@ def _results(path: Path) -> Iterator[Result]:
             yield Result.from_json(files.parse_json(line, where))
         except (LookupError, TypeError, ValueError) as error:
             raise UsageError(f"{where} is damaged: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON knows it: what is not finite is a word."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write_plan(directory: Path, plan: Plan) -> None:

@@ -88,7 +88,15 @@ def test_what_cannot_be_seen_is_unknown_never_passed(change: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    "about", [{"known_build": False}, {"workers": 0}, {"decode_backend": "auto"}, {"query_len": 0}], ids=str
+    "about",
+    [
+        {"known_build": False},
+        {"known_build": False, "vllm": ""},
+        {"workers": 0},
+        {"decode_backend": "auto"},
+        {"query_len": 0},
+    ],
+    ids=str,
 )
 def test_a_witness_that_contradicts_itself_or_does_not_say_is_unknown(about: dict[str, Any]) -> None:
     assert outcome(seen(drive(**about))) is Outcome.UNKNOWN

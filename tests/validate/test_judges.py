@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from k3ctl.canary import judge as shape
 from k3ctl.canary.judge import Reply
+from k3ctl.canary.prompts import PROMPTS
 from k3ctl.validate import divergence
 from k3ctl.validate.checks import canary, context, equality, requests, structured
 from k3ctl.validate.divergence import Step
@@ -114,6 +116,31 @@ def test_think_markers_leaked_or_lost_are_found(replies: list[Reply], outcome: O
 )
 def test_floods_are_found_among_good_answers(replies: list[Reply], outcome: Outcome) -> None:
     assert canary.judge_shape(replies, random_weights=False).outcome is outcome
+
+
+def answered(*rights: bool | None) -> list[Any]:
+    texts = {True: ("7753", "stop"), False: ("no", "stop"), None: ("77", "length")}
+    return [
+        shape.judge(PROMPTS[0], reply(texts[right][0], finish=texts[right][1]), content=True)
+        for right in rights
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rights", "outcome"),
+    [
+        ([True] * 10, P),
+        ([True] * 8 + [False] * 2, P),
+        ([True] * 7 + [False] * 3, F),
+        ([True] * 9 + [None], U),
+        ([None] * 10, U),
+        ([], U),
+    ],
+)
+def test_right_answers_are_counted_and_cut_ones_say_nothing(
+    rights: list[bool | None], outcome: Outcome
+) -> None:
+    assert canary.judge_answers(answered(*rights)).outcome is outcome
 
 
 def call(arguments: Any, name: str = "set_lamp", id_: str = "1") -> dict[str, Any]:

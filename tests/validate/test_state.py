@@ -87,3 +87,18 @@ def test_nothing_is_overwritten_and_nothing_is_made_up(tmp_path: Path) -> None:
     (tmp_path / "o" / "raw" / state.RESULTS).write_text('{"check": "canary.a"}\n')
     with pytest.raises(UsageError, match="line 1 is damaged"):
         state.resume(tmp_path / "o", plan())
+
+
+def test_any_answer_of_a_model_can_be_kept_and_read_again(tmp_path: Path) -> None:
+    first = state.begin(tmp_path / "o", plan())
+    evidence = {
+        "delta": float("inf"),
+        "nested": [{"p": float("nan")}],
+        "text": "half \ud83d of it\n\u2028",
+        3: "x",
+    }
+    first.add(replace(kept("canary.a"), statement="said \ud800", evidence=evidence))
+    first.add(kept("canary.b"))
+    found = state.resume(tmp_path / "o", plan()).results
+    assert [r.check for r in found] == ["canary.a", "canary.b"]
+    assert found[0].evidence["delta"] == "inf"

@@ -58,7 +58,7 @@ class Job:
                 known = facts.gather(client, server.run, model)
                 axes = {} if self.axes is None else matrix.axes(known, self.axes)
                 checks = (*self.checks, *(matrix.checks(axes) if axes else ()))
-                before = parts.hardware()
+                before = self._hardware(server)
                 kept = self._state(known, axes, checks)
                 output.note(
                     f"validate {', '.join(self.tiers)} on {known.model} at {server.url} ({known.told})"
@@ -72,8 +72,13 @@ class Job:
                     runner.run(session, checks, kept, output.note, known.key)
         finally:
             client.close()
-        around = Surroundings(server.run, before, parts.hardware())
+        around = Surroundings(server.run, before, self._hardware(server))
         return told(kept.directory, bundle.write(kept.directory, {known.key: around}))
+
+    @staticmethod
+    def _hardware(server: which.Server) -> Mapping[str, Any] | None:
+        """This machine, where it is the server's."""
+        return None if server.run is None else parts.hardware()
 
     @contextlib.contextmanager
     def _second(self, environ: Mapping[str, str]) -> Iterator[Session | None]:

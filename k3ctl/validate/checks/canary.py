@@ -54,13 +54,22 @@ def answers(session: Session) -> Judged:
     """Fixed questions with one right answer each."""
     if session.facts.random_weights:
         return not_run("this model has random weights: no answer of it is right or wrong")
-    judged = [shape.judge(p, r, content=True) for p, r in zip(PROMPTS, _replies(session), strict=True)]
-    verdict, statement = shape.health(judged, content=True)
-    kinds = {Health.HEALTHY: passed, Health.UNKNOWN: unknown}
-    wrong = [{"prompt": j.prompt.id, "answer": j.reply.text[:120]} for j in judged if not j.right]
-    return kinds.get(verdict, failed)(
-        statement, right=sum(j.right is True for j in judged), of=len(judged), wrong=wrong
+    return judge_answers(
+        [shape.judge(p, r, content=True) for p, r in zip(PROMPTS, _replies(session), strict=True)]
     )
+
+
+def judge_answers(judged: Sequence[shape.Judged]) -> Judged:
+    """Right answers, as ``k3ctl canary`` counts them. Answers that were cut off say nothing."""
+    verdict, statement = shape.health(judged, content=True)
+    cut = sum(found.right is None and not found.reply.error for found in judged)
+    wrong = [{"prompt": j.prompt.id, "answer": j.reply.text[:120]} for j in judged if j.right is False]
+    data = {"right": sum(j.right is True for j in judged), "of": len(judged), "cut_off": cut, "wrong": wrong}
+    if verdict is Health.HEALTHY:
+        return passed(statement, **data)
+    if verdict is Health.UNKNOWN or (verdict is Health.SUSPECT and cut):
+        return unknown(statement, **data)
+    return failed(statement, **data)
 
 
 def floods(session: Session) -> Judged:

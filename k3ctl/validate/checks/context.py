@@ -21,6 +21,8 @@ CHANGED = 16
 SENSITIVE = 4096
 """Up to this length a changed start must show in the log probabilities; beyond, rounding may hide it."""
 DEPTHS = (10, 50, 90)
+NEEDLE_ANSWER = 2048
+"""Most tokens of an answer, thinking included."""
 WORDS = (
     "harbor", "copper", "lantern", "meadow", "granite", "willow", "anchor", "saffron", "ribbon", "cinder",
     "orchard", "velvet", "tunnel", "marble", "falcon", "juniper", "pebble", "canyon", "thistle", "ember",
@@ -92,7 +94,7 @@ def find(session: Session, depth: int) -> Judged:
     if session.facts.random_weights:
         return not_run("random weights retrieve nothing, on a short context either")
     most = session.facts.max_model_len or 4096
-    room = most - 512 - 128
+    room = most - NEEDLE_ANSWER - 128
     if room < 512:
         return not_run(f"a context of {most} tokens leaves no room for a text")
     small = _retrieve(session, 20, 50, seed=depth)
@@ -125,7 +127,7 @@ def _retrieve(session: Session, lines: int, depth: int, seed: int) -> tuple[bool
     question = "What is the code of the vault? Answer with the code only."
     body = {
         "messages": prompts.user("\n".join([*text, "", question])),
-        "max_tokens": 512,
+        "max_tokens": NEEDLE_ANSWER,
         "temperature": 0,
     }
     answer = session.chat(body)
