@@ -28,6 +28,7 @@ from k3ctl.errors import UsageError
 if TYPE_CHECKING:
     from k3ctl.engine.preflight import Interpreter
     from k3ctl.profiles.resolve import ResolvedConfig
+    from k3ctl.profiles.schema import Profile
 
 ADDED = ["default", "k3ctl serve"]
 
@@ -79,11 +80,10 @@ def made(
 def config(run: Run) -> ResolvedConfig | None:
     """The configuration that the run was started with; None for a run whose record is missing or damaged."""
     from k3ctl.profiles.resolve import Origin, ResolvedConfig
-    from k3ctl.profiles.schema import Profile
 
     kept = run.launch
     try:
-        profile = Profile.model_validate(kept["profile"]["data"])
+        profile = _profile(kept["profile"]["data"])
         profile.mark_source(str(kept["profile"]["file"]), frozenset(), tuple(profile_texts(run).items()))
         return ResolvedConfig(
             profile=profile,
@@ -94,6 +94,21 @@ def config(run: Run) -> ResolvedConfig | None:
         )
     except (KeyError, TypeError, ValueError, AttributeError, UsageError):
         return None
+
+
+def _profile(data: Mapping[str, Any]) -> Profile:
+    """The profile that was understood then. How far it was trusted is no reason not to read it.
+
+    Raises:
+        ValueError: it is no profile.
+    """
+    from k3ctl.profiles.schema import Profile
+
+    try:
+        return Profile.model_validate(data)
+    except (ValueError, UsageError):
+        untrusted = {"status": "untested", "evidence": (), "validation": None}
+        return Profile.model_validate({**data, **untrusted})
 
 
 def profile_texts(run: Run) -> dict[str, str]:

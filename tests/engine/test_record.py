@@ -64,6 +64,15 @@ def test_the_configuration_that_ran_comes_back(state_dir):
         }
 
 
+@pytest.mark.parametrize("change", [{"status": "verified"}, {"status": "supported", "evidence": []}])
+def test_how_far_an_older_k3ctl_trusted_a_profile_is_no_reason_not_to_know_it(state_dir, change):
+    resolved = resolve(loader.load("cpu-tiny")).with_model_path("/m")
+    run = run_of(resolved)
+    run.launch["profile"]["data"].update(change)
+    back = record.config(run)
+    assert back is not None and (back.profile.name, back.profile.status) == ("cpu-tiny", "untested")
+
+
 def test_the_deployment_is_what_was_started_although_the_profiles_file_changed_since(state_dir, tmp_path):
     path = own_profile(tmp_path)
     resolved = resolve(loader.load(str(path)), {"speculative_config.num_speculative_tokens": "3"})
