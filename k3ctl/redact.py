@@ -27,7 +27,7 @@ _HARMLESS = re.compile(
     re.I,
 )
 _SECRET = re.compile(
-    r"token|secret|passw|passphrase|(?<![a-z])pass(?![a-z])|(?<![a-z])pwd|credential|private|auth|cookie"
+    r"token|secret|passw|passphrase|(?<![a-z])pass(?![a-z])|(?<![a-z])pwd|(?<![a-z])pw(?![a-z])|(?<![a-z])bearer(?![a-z])|credential|private|auth|cookie"
     r"|session[_-]?id|(api|access|account|shared|signing|encryption|master|service|admin|license|bearer)[_-]?key"
     r"|[a-z0-9][_-]key$|signature|connection[_-]?string|(?<![a-z])dsn(?![a-z])",
     re.I,
@@ -44,6 +44,8 @@ _SHAPES = re.compile(
     r"|\bhv[sbr]\.[A-Za-z0-9_-]{16,}|\bSG\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}|\bxai-[A-Za-z0-9]{16,}"
     r"|\bAGE-SECRET-KEY-[A-Z0-9]{20,}|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"
+    r"|\bATATT3[A-Za-z0-9_=-]{16,}|\bdapi[a-f0-9]{32}\b"
+    r"|(?<=hooks\.slack\.com/services/)[\w/-]{8,}|(?<=/api/webhooks/)\d+/[\w-]{8,}"
     r"|(?<=bearer )[A-Za-z0-9._~+/=-]{8,}|(?<=basic )[A-Za-z0-9+/=]{12,}"
     r")",
     re.S | re.I,
@@ -57,10 +59,10 @@ _QUERY = re.compile(
     re.I,
 )
 _NAMED = re.compile(
-    r"""(?P<name>(?<![\w-])-{0,2}[\w-]*(?:token|secret|passw|passphrase|pass|pwd|credential|key|auth|cookie|signature
+    r"""(?P<name>(?<![\w-])-{0,2}[\w-]*(?:token|secret|passw|passphrase|pass|pwd|pw|bearer|credential|key|auth|cookie|signature
           |private|session[_-]?id|connection[_-]?string|dsn)[\w-]*)
         (?P<glue>\\*["']?\s*(?::=|[:=])\s*(?:(?:bearer|basic|token|digest|negotiate|apikey)\s+)?
-          |\\*["']?\s*,\s*(?=\\*["'])|\\*["']?\s+)
+          |\\*["']?\s*,\s*(?=\\*["'])|\\*["']?\s+)(?P<bytes>b(?=["']))?
         (?P<value>\\+"(?:[^"\\]|\\(?!"))*\\+" | "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' | \[[^\]]*\]
           | [^\s"',;}\])&\\]+)""",
     re.I | re.X,
@@ -68,6 +70,11 @@ _NAMED = re.compile(
 _HEADER = re.compile(
     r"(?P<name>(?<![\w-])(?:proxy-)?(?:authorization|cookie|set-cookie)\s*:\s*)(?P<value>[^\"'\r\n]+)", re.I
 )
+_SAID = re.compile(
+    r"(?P<name>(?<!\S)(?:-u|--user|--proxy-user)(?:\s+|=)[\"']?[^\s:\"'/]+:(?!\d+(?!\S))|\bmachine\s+\S+\s+login\s+\S+\s+password\s+)"
+    r"(?P<value>[^\s\"']+)"
+)
+"""curl's user and password, and a line of ``.netrc``."""
 _PLAIN = re.compile(
     r"[-+]?[\d.]+(e[-+]?\d+)?|true|false|none|null|nil|yes|no|auto|\[?\*+\]?|\$\{?\w+.*|<.*|\[\s*\]|\{.*",
     re.I,
@@ -99,6 +106,7 @@ class Redactor:
             (_SHAPES, MASK),
             (_IN_URL, rf"\g<scheme>{MASK}@"),
             (_QUERY, rf"\g<name>{MASK}"),
+            (_SAID, rf"\g<name>{MASK}"),
         ):
             count += sum(match[0] != match.expand(mask) for match in pattern.finditer(text))
             text = pattern.sub(mask, text)
@@ -259,7 +267,7 @@ def _named(text: str) -> tuple[str, int]:
             return f"{name}{glue}[{MASK}]"
         quote = re.match(r"\\*[\"']|", value)
         around = quote[0] if quote else ""
-        return f"{name}{glue}{around}{MASK}{around}"
+        return f"{name}{glue}{match['bytes'] or ''}{around}{MASK}{around}"
 
     return _NAMED.sub(mask, text), count
 

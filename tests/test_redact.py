@@ -51,6 +51,8 @@ def test_a_secret_does_not_survive(text: str, secret: str) -> None:
         "tokenizer: /models/kimi-k3-tokenizer",
         "prompt_tokens=8000,output_tokens=1000",
         "the token expired yesterday",
+        "docker run -u 1000:1000 image",
+        "the bearer of the news, in pw files",
         "kind=static,value=42",
     ],
 )
@@ -152,6 +154,16 @@ LINES = {
     "docker": ("using {}", "dckr_pat_AbCdEfGhIjKlMnOpQr"),
     "vault": ("using {}", "hvs.CAESIAbCdEfGhIjKlMnOpQr"),
     "upper-cased prefix": ("using {}", "HF_AbCdEfGhIjKlMnOpQrStUvWx"),
+    "bytes in Python": ("{{'token': b'{}'}}", "b1tes-of-a-key"),
+    "bearer as a name": ("bearer={}", "abc123def"),
+    "short for password": ("db_pw={}", "abc123def"),
+    "Slack's webhook": ("https://hooks.slack.com/services/{}", "T0000/B0000/XXXXXXXXXXXX"),
+    "Discord's webhook": ("https://discord.com/api/webhooks/{}", "123456/AbCdEfGhIjKl-MnOp"),
+    "Atlassian": ("using {}", "ATATT3xFfGF0AbCdEfGhIjKlMnOp"),
+    "Databricks": ("using {}", "dapi0123456789abcdef0123456789abcdef"),
+    "curl's user": ("curl -u bob:{} http://h", "hunter2"),
+    "curl's user in long": ("curl --user 'bob:{}' http://h", "hunter2"),
+    "netrc": ("machine h login bob password {}", "hunter2"),
     "cut private key": ("-----BEGIN RSA PRIVATE KEY-----\n{}", "MIIEpAIBAAKC"),
 }  # fmt: skip
 
