@@ -6,6 +6,7 @@ needed. Cells may be glued to each other (``NODENODE``): they are read word by w
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ class Matrix:
         """GPU indices."""
         return tuple(sorted(self.rest))
 
-    @property
+    @functools.cached_property
     def nvlinks(self) -> dict[tuple[int, int], int]:
         """NVLinks between each pair of GPUs (0: none)."""
         return {
