@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,8 +170,27 @@ class Environment:
 
     def compile(self) -> None:
         """Bytecode on all cores; Python itself compiles the rest when it is first imported."""
+        with self.compiling():
+            pass
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Compile beside the block: for one that waits for the network, or keeps one core busy."""
+        words = ["-m", "compileall", "-q", "-j", "0", "-x", RARELY_IMPORTED, str(self.packages)]
         # a file of another Python's syntax in some package is not our failure
-        attempt([self.python, "-m", "compileall", "-q", "-j", "0", "-x", RARELY_IMPORTED, self.packages])
+        child = subprocess.Popen(
+            [self.python, *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield
+            child.wait()
+        finally:
+            if child.poll() is None:  # its workers too
+                os.killpg(child.pid, signal.SIGTERM)
+                child.wait()
 
     def output(self, code: str) -> str:
         """Run Python code in the environment."""

@@ -87,7 +87,8 @@ def cpu_steps(env: Environment, torch_index: str | None, extras: str) -> list[St
         # the source distribution, without build isolation: an isolated build would fetch a CUDA torch to build with
         env.install(*BUILD, *pinned)
         source = ["--no-deps", "--no-build-isolation", "--no-binary", "vllm", f"vllm=={VLLM}"]
-        env.install(*source, env=build_env, cache=False)
+        with env.compiling():  # what is there already, while the download and a build on one core go on
+            env.install(*source, env=build_env, cache=False)
 
     def requirements() -> None:
         extra = f"{ROOT}[{extras}]"

@@ -321,3 +321,26 @@ def test_what_is_no_environment_is_never_removed(tmp_path: Path, what: str) -> N
     assert done.returncode == 3
     assert "is no virtual environment" in done.stderr and "hint: " in done.stderr
     assert precious.read_text() == "years of work"
+
+
+def test_bytecode_is_made_beside_a_block_and_ends_with_it(tmp_path: Path) -> None:
+    """The real compiler, in an environment of one package: finished with the block, gone when the block fails."""
+    path = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", path], check=True)
+    env = Environment(path)
+    source = env.packages / "k3probe.py"
+    source.write_text("X = 1\n")
+    (env.packages / "anthropic").mkdir()
+    (env.packages / "anthropic" / "rare.py").write_text("Y = 1\n")
+    with env.compiling():
+        pass
+    assert [made.name.partition(".")[0] for made in env.packages.rglob("*.pyc")] == ["k3probe"]
+    env.python.unlink()
+    env.python.write_text("#!/bin/sh\necho $$ > " + str(tmp_path / "pid") + "\nexec sleep 60\n")
+    env.python.chmod(0o755)
+    with pytest.raises(SetupError), env.compiling():
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            pass
+        raise SetupError("no network")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
