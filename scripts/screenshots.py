@@ -41,6 +41,7 @@ SHOTS = (
     ("monitor-path-not-engaged", "not-engaged", "path", (120, 36)),
     ("monitor-speculation", "healthy", "speculation", (120, 36)),
     ("monitor-gpus", "throttled", "gpus", (120, 32)),
+    ("monitor-four-trays", "four-trays", "gpus", (160, 36)),
     ("monitor-bench", "healthy", "bench", (120, 36)),
     ("monitor-stalled", "stalled", "log", (120, 36)),
     ("monitor-80x24", "restarting", "overview", (80, 24)),

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,7 +32,9 @@ def register(app: typer.Typer, command: Any) -> None:
     command(app, "member", hidden=True)(member)
 
 
-def member() -> CommandResult:
+def member(
+    gpus: Annotated[bool, typer.Option("--gpus", help="Only send what this node's GPUs do.")] = False,
+) -> CommandResult:
     """Serve as one node of a group: orders as JSON lines on stdin, news on stdout. Started by `k3ctl serve --nodes`."""
     from k3ctl.commands.serve import session
     from k3ctl.rack import wire
@@ -40,6 +42,11 @@ def member() -> CommandResult:
 
     if sys.stdin.isatty():
         raise UsageError("`k3ctl member` is started by `k3ctl serve --nodes`, through ssh")
+    if gpus:
+        from k3ctl.feeds import rack_source
+
+        rack_source.send()
+        return CommandResult("k3ctl.member/1", {})
     for number in STOPS:
         signal.signal(number, session.terminated)
     tether = Tether()

@@ -110,11 +110,10 @@ def monitor(
     from k3ctl.feeds import watch
     from k3ctl.server.client import PATIENT_S, SCREEN_S
 
-    watched = watch.runs(url or [], run)
-    deployment = watch.deployment(profile, watched)
-    feeds = watch.feeds(
+    feeds, deployment = watch.chosen(
         url or [],
-        watched,
+        run,
+        profile,
         interval_s=interval,
         bench=bench,
         gpus=gpus,

@@ -9,13 +9,76 @@ from pathlib import Path
 from k3ctl.deployment import UNKNOWN, Deployment, of_config, of_run
 from k3ctl.engine import rundir
 from k3ctl.engine.rundir import Run
+from k3ctl.errors import UsageError
 from k3ctl.feeds.gpu_source import GpuFeed
+from k3ctl.feeds.rack_source import NodeGpuFeed, TunnelFeed
 from k3ctl.feeds.run_source import RunFeed
 from k3ctl.feeds.sources import BenchFeed, Feed, server_feeds
 from k3ctl.profiles import loader
 from k3ctl.profiles.resolve import resolve
+from k3ctl.rack import record, tunnel
+from k3ctl.rack.record import Group
 from k3ctl.server import which
 from k3ctl.server.client import SCREEN_S
+
+
+def chosen(
+    urls: Sequence[str],
+    run: str | None,
+    profile: str | None,
+    *,
+    bench: Path | None,
+    gpus: bool,
+    **limits: float,
+) -> tuple[list[Feed], Deployment]:
+    """The feeds that a command wants, and what is served. ``limits``: ``interval_s`` and ``deadline_s``.
+
+    Raises UsageError for a name that means nothing; EngineError: there is no way to a group's server.
+    """
+    found = group(urls, run)
+    if found is None:
+        watched = runs(urls, run)
+        return feeds(urls, watched, bench=bench, gpus=gpus, **limits), deployment(profile, watched)
+    mine = [one for one in rundir.all_runs() if one.id == found.members[0].run]
+    return group_feeds(found, mine, bench=bench, gpus=gpus, **limits), deployment(profile, mine)
+
+
+def group(urls: Sequence[str], run: str | None) -> Group | None:
+    """The group to watch: the named one, else, when nothing is named, the only one that lives. Raises UsageError."""
+    if run is not None:
+        return None if _is_run(run) else record.find(run)
+    live = [] if urls else record.live()
+    members = {member.run for one in live for member in one.members}
+    alone = any(found.live() and found.id not in members for found in rundir.all_runs())
+    return live[0] if len(live) == 1 and not alone else None
+
+
+def _is_run(name: str) -> bool:
+    try:
+        rundir.find(name)
+    except UsageError:
+        return False
+    return True
+
+
+def group_feeds(
+    watched: Group, mine: Sequence[Run], *, bench: Path | None, gpus: bool, **limits: float
+) -> list[Feed]:
+    """The feeds of a group: its server, if need be through ssh, node 0's run if it is ``mine``, every node's GPUs.
+
+    Raises EngineError: there is no way to its server.
+    """
+    ways: list[Feed] = []
+    url = watched.url
+    if tunnel.needed(watched):
+        way = tunnel.Tunnel(watched.hosts[0], watched.url)
+        way.open()
+        url = way.url
+        ways.append(TunnelFeed(way))
+    wanted = [*feeds([url], mine, bench=bench, gpus=False, **limits), *ways]
+    if gpus:
+        wanted += [NodeGpuFeed(host, watched.remote_k3ctl) for host in watched.hosts]
+    return wanted
 
 
 def runs(urls: Sequence[str], run: str | None) -> list[Run]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from k3ctl import __version__, files
 from k3ctl.engine import procs
+from k3ctl.engine.supervisor import FAILED_GRACE_S
 from k3ctl.errors import EngineError, ExitCode, K3Error, MachineError
 from k3ctl.host import ssh
 from k3ctl.rack import record, story, wire
@@ -140,7 +141,7 @@ class Lead:
                     self._refuse(node, self._late(node.host, limit_s))
             self.turn()
         if any(node.state in ("stopped", "failed", "gone") for node in self.nodes):
-            self.stop()
+            self.stop(failed=True)
             raise self.failure()
         self._raise_refusals()
         return {node.host: node.answers[answer] for node in asked}
@@ -199,7 +200,7 @@ class Lead:
             if self.stops:
                 raise Stopped
             if any(node.over and node.state != state for node in self.nodes):
-                self.stop()
+                self.stop(failed=True)
                 raise self.failure()
             self.turn()
 
@@ -215,16 +216,21 @@ class Lead:
             if node.running and now - node.heard_at > self._lease_s:
                 self._gone(node, f"nothing heard for {self._lease_s:.0f} s")
 
-    def stop(self) -> None:
-        """Stop all nodes: gracefully, at once after a second wish. Returns when they have ended, or do not answer."""
+    def stop(self, *, failed: bool = False) -> None:
+        """Stop all nodes: gracefully, at once after a second wish. Returns when they have ended, or do not answer.
+
+        ``failed``: a node is lost, so the others' ranks wait for it in a collective and cannot end by themselves.
+        """
+        began = time.monotonic()
         if not self._winding_down:
             self._winding_down = True
-            self._deadline = time.monotonic() + END_S
+            self._deadline = began + END_S
             self._send_all("stop")
         wishes = max(self.stops, 1)
         while any(node.running for node in self.nodes) and time.monotonic() < self._deadline:
-            if self.stops > wishes:
-                wishes = self.stops
+            impatient = failed and time.monotonic() - began > FAILED_GRACE_S
+            if self.stops > wishes or impatient:
+                wishes, failed = max(wishes, self.stops), False
                 self._send_all("stop")
             self.turn()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from k3ctl.gpus.live import Traffic
-from k3ctl.gpus.types import Fabric, Gpu, Memory
+from k3ctl.gpus.types import ZERO_UUID, Fabric, Gpu, Memory
 from k3ctl.host.values import Refused, known
 
 THROTTLE_BITS: Mapping[int, str] = {
@@ -57,6 +57,8 @@ class GpuSample:
     fabric_state: int | None = None
     fabric_status: int | None = None
     fabric_health: int | None = None
+    nvlink_domain: str = ""
+    """Cluster and clique of a GPU that is registered with a fabric: equal on GPUs that reach each other by NVLink."""
 
     @property
     def fabric(self) -> str:
@@ -113,11 +115,18 @@ def sample(gpu: Gpu, traffic: Traffic | None = None) -> GpuSample:
         fabric_state=fabric.state if fabric else None,
         fabric_status=fabric.status if fabric else None,
         fabric_health=fabric.health_summary if fabric else None,
+        nvlink_domain=_domain(fabric),
     )
 
 
 def _watts(milliwatts: int | Refused) -> float | None:
     return None if isinstance(milliwatts, Refused) else milliwatts / 1e3
+
+
+def _domain(fabric: Fabric | None) -> str:
+    if fabric is None or fabric.state != 3 or fabric.status or fabric.cluster_uuid == ZERO_UUID:
+        return ""
+    return f"{fabric.cluster_uuid}/{fabric.clique_id}"
 
 
 def _remap(gpu: Gpu) -> str:

@@ -110,7 +110,7 @@ class Recorder:
     def _encode(self, event: Event) -> dict[str, Any]:
         if isinstance(event, MetricsRead):
             return self._encode_page(event)
-        return _encode_plain(event)
+        return encode(event)
 
     def _encode_page(self, event: MetricsRead) -> dict[str, Any]:
         codec = self._codecs.setdefault(event.source, _SourceCodec())
@@ -134,7 +134,8 @@ class Recorder:
         return line | {key: value for key, value in optional.items() if value}
 
 
-def _encode_plain(event: Event) -> dict[str, Any]:
+def encode(event: Event) -> dict[str, Any]:
+    """One event as a line's object; of a metrics page only a ``Recorder`` knows how."""
     line: dict[str, Any] = {"t": event.t, "source": event.source}
     match event:
         case FeedFailed():
@@ -163,6 +164,11 @@ def _encode_worker(page: WorkerPage) -> dict[str, Any]:
 
 def _encode_count(key: Mapping[str, str], count: StepCount) -> dict[str, Any]:
     return {**key, "steps": count.steps, "rows": count.rows, "tokens": count.tokens}
+
+
+def decode(line: str) -> Event | None:
+    """The event of a line that ``encode`` made; None for a damaged one."""
+    return _Decoder().decode(line)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from k3ctl.server.witness import REASONS, by_reason, decode_steps, own_slots
-from k3ctl.telemetry import gpus
+from k3ctl.telemetry import gpus, group
 from k3ctl.telemetry.histogram import Quantile
 from k3ctl.telemetry.measures import Latency
 from k3ctl.telemetry.text import UNKNOWN, bucket, count, duration, number, percent, seconds, size
@@ -49,8 +49,10 @@ def lines(view: View) -> list[str]:
     out += ["", *_load_lines(view.load)]
     out += ["", *_path_lines(view.path)]
     out += ["", *_speculation_lines(view)]
-    for node in view.nodes:
+    for node in group.worst_nodes_first(view.nodes):
         out += ["", *_node_lines(node)]
+    if len(view.nodes) > 1 and (domains := group.domains(view.nodes)):
+        out += ["", f"nvlink      {domains}"]
     if view.bench:
         out += ["", f"bench       {view.bench.state}"]
         out += [

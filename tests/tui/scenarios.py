@@ -302,6 +302,26 @@ def throttled() -> list[Event]:
     return stream(healthy_second, gpu=reading)
 
 
+def four_trays() -> list[Event]:
+    """A rack of four: a hot GPU on the third tray, the fourth out of reach."""
+    hot = next(event for event in reversed(throttled()) if isinstance(event, GpusRead))
+    trays = []
+    for number in range(3):
+        for second in (SECONDS - 2, SECONDS):
+            reading = gpus(second)
+            if number == 2:
+                samples = (*reading.gpus[:2], hot.gpus[2], *reading.gpus[3:])
+                reading = replace(reading, gpus=samples, findings=hot.findings)
+            samples = tuple(replace(gpu, nvlink_domain=f"{RACK}/1") for gpu in reading.gpus)
+            trays.append(replace(reading, source=f"tray{number}", gpus=samples))
+    gone = FeedFailed(
+        START + SECONDS, "tray3", "gpus", "ssh: connect to host tray3 port 22: No route to host"
+    )
+    without = [event for event in healthy() if not isinstance(event, GpusRead)]
+    return sorted([*without, *trays, gone], key=lambda event: event.t)
+
+
+RACK = "8f3c0000-0000-0000-0000-000000000001"
 SCENARIOS: dict[str, Callable[[], list[Event]]] = {
     "healthy": healthy,
     "stalled": stalled,
@@ -310,5 +330,6 @@ SCENARIOS: dict[str, Callable[[], list[Event]]] = {
     "restarting": restarting,
     "no-gpu": no_gpu,
     "throttled": throttled,
+    "four-trays": four_trays,
 }
 END = START + SECONDS

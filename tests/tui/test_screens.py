@@ -7,6 +7,7 @@ Pictures are recorded with ``pytest tests/tui --snapshot-update``.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from tests.tui.scenarios import DEPLOYMENT, END, SCENARIOS
 
 MODES = [name for name, _ in TABS]
 SIZES = {"120x36": (120, 36), "80x24": (80, 24)}
-CASES = [(scenario, "120x36") for scenario in SCENARIOS if scenario != "throttled"] + [("healthy", "80x24")]
+CASES = [(scenario, "120x36") for scenario in SCENARIOS if scenario not in ("throttled", "four-trays")] + [
+    ("healthy", "80x24")
+]
 
 
 @functools.cache
@@ -115,6 +118,15 @@ async def test_at_80x24_every_screen_keeps_its_state_alerts_and_keys(scenario: s
 @pytest.mark.parametrize("size", [(20, 8), (40, 10), (300, 90)], ids=str)
 async def test_no_size_breaks_a_screen(size: tuple[int, int]) -> None:
     assert all(await texts_of(app_of("stalled"), MODES, size))
+
+
+async def test_several_nodes_stand_in_one_table_the_worst_gpu_first_and_say_their_nvlink_domain() -> None:
+    (shown,) = await texts_of(app_of("four-trays"), ["gpus"], (160, 40))
+    rows = [line.split()[1:3] for line in shown.splitlines() if re.search(r" tray\d +\d +\d+/278", line)]
+    assert rows[0] == ["tray2", "2"] and len(rows) == 12
+    assert rows[1:5] == [["tray0", str(index)] for index in range(4)]
+    assert "one NVLink domain of 12 GPUs on 3 nodes" in shown
+    assert "tray3: ssh: connect to host tray3 port 22: No route to host" in shown
 
 
 async def test_an_empty_state_says_what_is_missing() -> None:

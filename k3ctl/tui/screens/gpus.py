@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
 
+from k3ctl.telemetry import group
 from k3ctl.telemetry.text import UNKNOWN, count, duration, gigabytes
 from k3ctl.telemetry.view import GpuView, View
 from k3ctl.tui.screens.base import MonitorScreen
@@ -71,30 +72,37 @@ class GpusScreen(MonitorScreen):
     def show_body(self, view: View) -> None:
         """Redraw."""
         self.query_one("#gpu-note", Line).put(_note(view))
-        gpus = [(node.source, gpu) for node in view.nodes for gpu in node.gpus]
+        gpus = [(node.source, gpu) for node, gpu in group.worst_gpus_first(view.nodes)]
+        several = len(view.nodes) > 1
         columns = [column for column in COLUMNS if self.size.width >= column[1]]
         cells = [cell for _, _, cell in columns]
-        rows = {f"{source}/{gpu.sample.index}": _cells(gpu, cells) for source, gpu in gpus}
+        rows = {
+            f"{source}/{gpu.sample.index}": [source] * several + _cells(gpu, cells) for source, gpu in gpus
+        }
         table = self.query_one("#gpu-table", Table)
         table.display = bool(gpus)
-        table.show([title for title, _, _ in columns], rows, LEFT)
+        table.show(["node"] * several + [title for title, _, _ in columns], rows, LEFT)
         self.query_one("#gpu-bars").display = bool(gpus) and self.size.height >= 32
-        present = [gpu for _, gpu in gpus if not gpu.sample.lost]
-        samples = [gpu.sample for gpu in present]
-        self._bars("#gpu-memory", present, [(s.memory_used_bytes, s.memory_total_bytes) for s in samples])
-        self._bars("#gpu-power", present, [(s.power_w, s.power_limit_w) for s in samples])
-        sent = [(gpu.nvlink_tx_bytes_s, gpu.sample.nvlink_limit_bytes_s) for gpu in present]
-        self._bars("#gpu-nvlink", present, sent)
+        present = [(source, gpu) for source, gpu in gpus if not gpu.sample.lost]
+        names = [
+            f"{source} {gpu.sample.index}" if several else f"{gpu.sample.index:>2}" for source, gpu in present
+        ]
+        samples = [gpu.sample for _, gpu in present]
+        self._bars("#gpu-memory", names, [(s.memory_used_bytes, s.memory_total_bytes) for s in samples])
+        self._bars("#gpu-power", names, [(s.power_w, s.power_limit_w) for s in samples])
+        sent = [(gpu.nvlink_tx_bytes_s, gpu.sample.nvlink_limit_bytes_s) for _, gpu in present]
+        self._bars("#gpu-nvlink", names, sent)
 
-    def _bars(self, panel_id: str, gpus: Sequence[GpuView], shares: Sequence[Share]) -> None:
+    def _bars(self, panel_id: str, names: Sequence[str], shares: Sequence[Share]) -> None:
         panel = self.query_one(panel_id, Panel)
         lines: list[Content | str] = []
-        for gpu, (value, limit) in zip(gpus, shares, strict=True):
-            head = (f"{gpu.sample.index:>2} ", "bold")
+        width = max(map(len, names), default=0)
+        for name, (value, limit) in zip(names, shares, strict=True):
+            head = (f"{name:{width}} ", "bold")
             if value is None or not limit:
                 lines.append(Content.assemble(head, UNKNOWN))
                 continue
-            cells = bar(value / limit, panel.inner_width - 9)
+            cells = bar(value / limit, panel.inner_width - width - 7)
             lines.append(Content.assemble(head, cells, f" {value / limit:4.0%}"))
         panel.show(*lines)
 
@@ -108,8 +116,8 @@ def _cells(gpu: GpuView, cells: Sequence[Callable[[GpuView], str]]) -> list[str]
 def _note(view: View) -> str:
     if not view.nodes:
         return view.failures.get("gpus", "GPUs are not being read")
-    parts = []
-    for node in view.nodes:
+    parts = [domains] if len(view.nodes) > 1 and (domains := group.domains(view.nodes)) else []
+    for node in group.worst_nodes_first(view.nodes):
         if not node.gpus:
             parts.append(f"{node.source}: {node.failure or 'no GPU'}")
             continue
