@@ -13,6 +13,7 @@
 ``story``     which node was first (pure)
 ``record``    ``group.json``, which later commands read
 ``remote``    later commands, sent to every node of a group
+``tunnel``    a way to a server on node 0's loopback
 
 A node's engine is an ordinary run of that node, with its rank. The member owns it as ``k3ctl serve`` does, so whatever
 ends the member ends the run; the supervisors' own connection (``engine.peers``) ends the other nodes'.
