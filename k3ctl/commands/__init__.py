@@ -25,7 +25,7 @@ GROUPS = {
     "First steps": ("next", "demo"),
     "Before the weights load": ("doctor", "plan", "profiles"),
     "Serve": ("serve", "ps", "logs", "stop", "prune"),
-    "Prove": ("verify", "canary", "validate"),
+    "Prove": ("verify", "canary", "validate", "known-bad"),
     "Measure": ("bench", "bundle", "gate"),
     "Watch and diagnose": ("monitor", "triage"),
 }
