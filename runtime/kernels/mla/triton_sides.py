@@ -28,6 +28,7 @@ def mla_query_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     BT: tl.constexpr,
+    LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: BN columns of BT queries. The norm is applied, and rounded, by every program for itself."""
@@ -36,6 +37,17 @@ def mla_query_kernel(
     m_row = (b_row < rows)[:, None]
     p_row = p_x + (tl.where(b_row < rows, b_row, 0).to(tl.int64) * s_x)[:, None]
     p_weight = p_w + (o_n * R)[None, :]
+    if PDL:  # the weights come to the L2 cache while the kernel before still runs
+        o_line = tl.minimum(tl.arange(0, LINES), R // 64 - 1) * 64
+        p_line = p_w + (tl.minimum(o_n, Q - 1) * R)[:, None] + o_line[None, :]
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [p_line.to(tl.int64)],
+            tl.int32,
+            is_pure=False,
+            pack=1,
+        )
     dependency_wait(PDL)
     b_square = tl.zeros([BT], tl.float32)
     for start in range(0, R, BK):
@@ -228,6 +240,7 @@ def run_query(spec, x, norm, w_qb, q, *, pdl) -> None:
     columns, inner = w_qb.shape
     numbers = (x.stride(0), x.shape[0], spec.eps)
     sizes = {"R": inner, "Q": columns, "BN": 16, "BK": min(256, inner & -inner), "BT": TOKENS_AT_ONCE}
+    sizes["LINES"] = triton.next_power_of_2(-(-inner // 64))  # of 128 bytes in a row of the weight
     grid = (triton.cdiv(columns, 16), _token_blocks(x.shape[0]))
     mla_query_kernel[grid](x, norm, w_qb, q, *numbers, **sizes, PDL=pdl, **_options(pdl))
 
@@ -288,7 +301,7 @@ def builds() -> list[Build]:
     value |= dict.fromkeys(("s_head", "s_gate", "s_out", "rows"), "i32") | context
     merge = {"p_parts": f32, "p_part_lse": f32, "p_lengths": "*i32", "p_o": f32, "p_lse": f32, **context}
     site = {"N": 12, "TOKENS": 1, "L": LATENT, "ROWS": 16, "GROUPS": 1, "TILE": TILE, "BB": 64, "PDL": True}
-    sizes = {"R": 1536, "Q": 12 * HEAD, "BN": 16, "BK": 256, **once}
+    sizes = {"R": 1536, "Q": 12 * HEAD, "BN": 16, "BK": 256, "LINES": 32, **once}
     head = {"N": 12, "DN": NOPE, "KEY": KEY, "L": LATENT, "BL": 64, **once}
     columns = {**site, "V": VALUE, "BV": 16, "BT": TOKENS_AT_ONCE}
     parts_roles = ("activation", "activation", "table")
