@@ -107,6 +107,7 @@ def test_a_shard_of_an_interleaved_context():
     Step(3, 2, [70, 1, 2], ranks=3, rank=1, seed=3).check(ctas=2)
 
 
+@pytest.mark.slow
 def test_a_missing_page_a_row_without_a_slot_and_settled_reads():
     step = Step(12, 1, [60, 40], seed=4)
     step.table[0, 1] = -1
@@ -119,6 +120,7 @@ def test_a_request_in_the_second_half_of_the_plan():
     Step(6, 1, [0] * 40 + [9, 0, 33], seed=5).check(ctas=2)
 
 
+@pytest.mark.slow
 def test_nan_stays_with_its_head_and_large_scores_do_not_overflow():
     step = Step(12, 1, [33], seed=6)
     step.query[0, 3] = float("nan")

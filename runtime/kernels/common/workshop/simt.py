@@ -2,9 +2,9 @@
 
 The kernel's source text is executed as Python with stand-ins for the DSL and for the building blocks of `cute_ops` and
 `cute_matrices`. Every method that may wait becomes a generator, so that all threads of a CTA run in turn; a thread that
-waits for its warp, a barrier or a copy yields. Bulk copies arrive late, at random, and shared memory starts full of
-NaN. A thread that loads an activation before its dependency wait, an access that is not aligned or out of bounds, and
-a CTA in which nobody can go on raise AssertionError.
+waits for its warp, a barrier or a copy yields. Bulk copies arrive late, at random, some warps stand still after a
+barrier, and shared memory starts full of NaN. A thread that loads an activation before its dependency wait, an access
+that is not aligned or out of bounds, and a CTA in which nobody can go on raise AssertionError.
 
 What it cannot see: the memory model, clusters, the rounding of FP32 (arithmetic is FP64, BF16 is rounded), time.
 """
@@ -110,6 +110,8 @@ class Cta:
         self.meetings: dict[Any, _Meeting] = {}
         self.waited = [False] * threads
         self.random, self.thread, self.progress = random.Random(seed), 0, 0
+        self.asleep: set[int] = set()  # warps that stand still until the others cannot go on
+        self.parted = False  # whether warps have just left a barrier
 
     def run(self, kernel: Callable[..., Any], *arguments: Any) -> None:
         """Run every thread of `kernel(*arguments)` to its end."""
@@ -128,12 +130,20 @@ class Cta:
             if self.copies and (self.progress == before or self.random.random() < 0.2):
                 self.copies.pop(self.random.randrange(len(self.copies)))()
                 self.progress += 1
-            idle = 0 if self.progress > before else idle + 1
+            idle = 0 if self.progress > before else idle + (not self.asleep)
+            if self.parted or self.progress == before:
+                self._fall_asleep(self.parted)
+                self.parted = False
             assert idle < 3, f"CTA {self.index}: {len(running)} threads wait for ever"
         assert not self.copies, "a copy is on its way when the CTA ends"
 
+    def _fall_asleep(self, some: bool) -> None:
+        """Let other warps stand still, or none: who may overtake another after a barrier does, and by far."""
+        warps = range(-(-self.threads // WARP))
+        self.asleep = {warp for warp in warps if some and self.random.random() < 0.4}
+
     def _order(self, running: dict[int, Any]) -> list[int]:
-        warps = list(range(-(-self.threads // WARP)))
+        warps = [warp for warp in range(-(-self.threads // WARP)) if warp not in self.asleep]
         self.random.shuffle(warps)
         return [t for w in warps for t in range(w * WARP, (w + 1) * WARP) if t in running]
 
@@ -145,6 +155,7 @@ class Cta:
             meeting.result, meeting.over = combine(meeting.values), True
             self.meetings.pop(group)
             self.progress += 1
+            self.parted |= size > WARP
         while not meeting.over:
             yield
         return meeting.result
