@@ -19,6 +19,8 @@ from k3ctl.validate.record import Judged, failed, passed, unknown
 
 Answers = Sequence[Sequence[Step]]
 DIGITS = 7
+BY_ID = "token_id:"
+"""How vLLM tells a token by its id (``return_tokens_as_token_ids``)."""
 SHOWN = 5
 
 
@@ -157,13 +159,16 @@ def _nothing(found: Agreement, evidence: Mapping[str, Any]) -> Judged | None:
 
 
 def kept(answers: Answers) -> list[list[list[Any]]]:
-    """Answers as plain data: [token, log probability, [[token, log probability], …]] a token."""
+    """Answers as plain data: [token, log probability, [[token, log probability], …]] a token.
+
+    A token that is told by its id is kept as a number: a bundle hides texts that look like secrets, and never numbers.
+    """
     return [
         [
             [
-                step.token,
+                _number(step.token),
                 _rounded(step.logprob),
-                [[name, _rounded(value)] for name, value in step.top.items()],
+                [[_number(name), _rounded(value)] for name, value in step.top.items()],
             ]
             for step in answer
         ]
@@ -181,9 +186,18 @@ def read(data: Any) -> list[tuple[Step, ...]]:
 def _step(entry: Any) -> Step:
     try:
         token, logprob, top = entry
-        return Step(str(token), float(logprob), {str(name): float(value) for name, value in top})
+        return Step(_name(token), float(logprob), {_name(name): float(value) for name, value in top})
     except (TypeError, ValueError) as error:
         raise ValueError(f"no kept token: {error}") from None
+
+
+def _number(token: str) -> int | str:
+    number = token.removeprefix(BY_ID)
+    return int(number) if number != token and number.isdecimal() else token
+
+
+def _name(kept: Any) -> str:
+    return f"{BY_ID}{kept}" if isinstance(kept, int) else str(kept)
 
 
 def _rounded(value: float) -> float | str:

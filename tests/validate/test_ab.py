@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -172,6 +173,17 @@ def test_kept_answers_are_read_back_as_they_were(pairs: list[Any]) -> None:
     again = sides.read(sides.kept(mine))
     assert sides.agreement(mine, again, 1e-6).parted == ()
     assert [[s.token for s in answer] for answer in again] == [[s.token for s in answer] for answer in mine]
+
+
+@pytest.mark.parametrize(
+    "token", ["token_id:0", "token_id:163839", "token_id:", "token_id:x", "-token", "", "7"]
+)
+def test_a_token_is_kept_by_its_id_where_it_is_told_so(token: str) -> None:
+    answer = (Step(token, -0.5, {token: -0.5, "token_id:5": -0.75}),)
+    kept = sides.kept([answer])
+    assert sides.read(json.loads(json.dumps(kept))) == [answer]
+    assert isinstance(kept[0][0][0], int) == token.removeprefix("token_id:").isdecimal() * (token != "7")
+    assert kept[0][0][2][1] == [5, -0.75]
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,10 @@ def kept_side(directory: Path, name: str, asked: str) -> list[tuple[Step, ...]] 
 
 
 def _bodies(count: int, words: int, length: int, seed: int) -> list[Body]:
+    # ids: pieces of a character that are no text of their own would all look alike
     common = {"max_tokens": length, "temperature": 0, "logprobs": TOP, "ignore_eos": True}
-    return [{"prompt": text, **common} for text in sides.prompts(count, words, seed)]
+    by_id = {"return_tokens_as_token_ids": True}
+    return [{"prompt": text, **common, **by_id} for text in sides.prompts(count, words, seed)]
 
 
 def _salted(bodies: Sequence[Body]) -> list[Body]:
