@@ -94,6 +94,12 @@ def test_one_layer_of_ours_among_unknown_kernels_is_no_proof() -> None:
         assert "lies outside" in trace.statement([report])
 
 
+@pytest.mark.parametrize(("mla", "answer"), [(1, "proved"), (2, "proved"), (40, "unknown")])
+def test_mla_layers_are_vouched_for_by_the_kda_layers_beside_them_only(mla: int, answer: str) -> None:
+    shown = traced("mix,attend B8", 3, ["KDA + MoE", *["MLA + MoE"] * mla])
+    assert trace.verdict([trace.summarize(shown)]) == answer
+
+
 @pytest.mark.parametrize("others", range(4))
 def test_five_percent_of_layers_that_nobody_knows_are_the_limit(others: int) -> None:
     report = trace.summarize(kernels(*["ours"] * 40, *["KDA of a new name"] * others))
