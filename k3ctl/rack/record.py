@@ -10,6 +10,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from k3ctl.errors import MachineError, UsageError
 
 SCHEMA = "k3ctl.group/1"
 MAX_BYTES = 1 << 20
+KEEP = 20
 FINAL_STATES = rundir.FINAL_STATES
 
 
@@ -99,7 +101,13 @@ def new_id(profile: str) -> str:
 
 
 def create(group: Group, secret: str) -> Group:
-    """Make the directory of a new group. Raises MachineError."""
+    """Make the directory of a new group; of those that stopped in order the newest ``KEEP`` stay.
+
+    Raises:
+        MachineError: it cannot be written.
+    """
+    for old in [one for one in every() if one.state == "stopped" and files.owned(one.dir)][KEEP:]:
+        shutil.rmtree(old.dir, ignore_errors=True)
     path = root() / group.id
     group = dataclasses.replace(group, dir=path)
     try:

@@ -144,6 +144,17 @@ def test_a_final_state_is_never_left(group):
     assert record.live() == []
 
 
+def test_of_groups_that_stopped_in_order_the_newest_stay_and_a_failed_one_always(tmp_path, monkeypatch):
+    monkeypatch.setenv("K3CTL_STATE_DIR", str(tmp_path))
+    members = (record.Member("a", 0), record.Member("b", 1))
+    for number in range(record.KEEP + 5):
+        made = record.create(record.Group(f"g-{number}", "p", float(number), members), "s" * 64)
+        record.ended(made, "failed" if number == 0 else "stopped", "x")
+    record.create(record.Group("g-new", "p", 99.0, members), "s" * 64)
+    left = {group.id for group in record.every()}
+    assert left == {"g-new", "g-0"} | {f"g-{number}" for number in range(5, record.KEEP + 5)}
+
+
 @pytest.mark.parametrize(
     "change",
     [
