@@ -37,6 +37,11 @@ def write(line: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def figures(rate: float) -> float:
+    """Four figures of a rate, however small."""
+    return float(f"{rate:.4g}")
+
+
 def devices(torch: Any, kind: str, count: int) -> list[Any]:
     """The devices to measure."""
     found = torch.cuda.device_count() if kind == "cuda" else count
@@ -103,8 +108,8 @@ def _triad(torch: Any, device: Any, seconds: float, size: int) -> dict[str, Any]
     while not rates or time.monotonic() < end:
         rates.append(launches * moved / batch(launches) / 1e9)
     return {
-        "gb_s": round(max(rates), 1),
-        "median_gb_s": round(statistics.median(rates), 1),
+        "gb_s": figures(max(rates)),
+        "median_gb_s": figures(statistics.median(rates)),
         "buffer_bytes": 4 * elements,
         "batches": len(rates),
         "correct": bool((a == B + SCALAR * C).all().item()),
@@ -164,8 +169,8 @@ def rank(asked: argparse.Namespace) -> None:
         dist.all_reduce(data)
     wait(torch, device)
     rate = asked.timed * data.numel() * 4 / (time.perf_counter() - begin) / 1e9
-    line = {"ranks": world, "bytes": data.numel() * 4, "algorithm_gb_s": round(rate, 1)}
-    line["bus_gb_s"] = round(rate * 2 * (world - 1) / world, 1)
+    line = {"ranks": world, "bytes": data.numel() * 4, "algorithm_gb_s": figures(rate)}
+    line["bus_gb_s"] = figures(rate * 2 * (world - 1) / world)
     line["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if kind == "cuda" else ""
     agreed = [None] * world
     dist.all_gather_object(agreed, correct)
