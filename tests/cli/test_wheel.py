@@ -114,26 +114,31 @@ def test_its_metadata_name_the_command_the_plugins_and_the_ways_to_an_engine(whe
     assert "[vllm.general_plugins]" in texts["entry_points.txt"]
 
 
+def slow(*values: object) -> object:
+    """A case for `make test-slow`: each is a process that starts Python."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("words", "codes", "says"),
     [
-        ("--version", {0}, "k3ctl"),
-        ("--help", {0}, "First steps"),
+        slow("--version", {0}, "k3ctl"),
+        slow("--help", {0}, "First steps"),
         ("", {0}, "next:"),
-        ("next --json", {0}, '"command"'),
+        slow("next --json", {0}, '"command"'),
         ("doctor", {0, 1, 3}, "can run here"),
-        ("doctor --json", {0, 1, 3}, "k3ctl.doctor"),
-        ("profiles list", {0}, "gb300-tp16"),
-        ("profiles show cpu-tiny", {0}, "vllm serve"),
+        slow("doctor --json", {0, 1, 3}, "k3ctl.doctor"),
+        slow("profiles list", {0}, "gb300-tp16"),
+        slow("profiles show cpu-tiny", {0}, "vllm serve"),
         ("plan --hardware GB300:16", {0, 1}, "gb300-tp16"),
-        ("plan gb300-tp16 --hardware GB300:16 --render kubernetes", {0}, "kind:"),
-        ("bench --list", {0}, "8k1k"),
-        (f"bench 8k1k --dry-run --url {DEAD} --model m --tokenizer t", {0}, "profile.streams"),
-        (f"bench judge {FIXTURES / 'guidellm-8k1k-consistent-c4.json'} --preset 8k1k", {0, 1}, "8k1k"),
-        (f"triage {FIXTURES / 'vllm-log-capture-oom.txt'}", {1}, "memory"),
-        (f"monitor --replay {FIXTURES / 'recording-cpu-tiny.jsonl'} --once", {0}, "tok/s"),
-        ("ps", {0}, "no engine is running"),
-        ("demo", {3}, ""),
+        slow("plan gb300-tp16 --hardware GB300:16 --render kubernetes", {0}, "kind:"),
+        slow("bench --list", {0}, "8k1k"),
+        slow(f"bench 8k1k --dry-run --url {DEAD} --model m --tokenizer t", {0}, "profile.streams"),
+        slow(f"bench judge {FIXTURES / 'guidellm-8k1k-consistent-c4.json'} --preset 8k1k", {0, 1}, "8k1k"),
+        slow(f"triage {FIXTURES / 'vllm-log-capture-oom.txt'}", {1}, "memory"),
+        slow(f"monitor --replay {FIXTURES / 'recording-cpu-tiny.jsonl'} --once", {0}, "tok/s"),
+        slow("ps", {0}, "no engine is running"),
+        slow("demo", {3}, ""),
     ],
 )  # fmt: skip
 def test_what_needs_no_engine_works(run, words: str, codes: set[int], says: str) -> None:  # type: ignore[no-untyped-def]
@@ -142,7 +147,7 @@ def test_what_needs_no_engine_works(run, words: str, codes: set[int], says: str)
     assert says in done.stdout
 
 
-@pytest.mark.parametrize("words", ["serve", "serve -p cpu-tiny --port 0", "demo"])
+@pytest.mark.parametrize("words", ["serve", slow("serve -p cpu-tiny --port 0"), slow("demo")])
 def test_what_needs_one_says_in_a_line_how_to_get_it(run, words: str) -> None:  # type: ignore[no-untyped-def]
     done = run(*words.split())
     assert done.returncode == 3
@@ -151,6 +156,7 @@ def test_what_needs_one_says_in_a_line_how_to_get_it(run, words: str) -> None:  
     assert "pip install 'k3ctl[gpu,bench]'" in hint and "K3CTL_ENGINE_PYTHON" in hint
 
 
+@pytest.mark.slow
 def test_a_benchmark_without_a_client_says_in_a_line_how_to_get_it(run) -> None:  # type: ignore[no-untyped-def]
     done = run("bench", "smoke", "--url", DEAD, "--model", "m", "--tokenizer", "t")
     assert done.returncode == 3

@@ -193,6 +193,7 @@ def certificates(folder: Path) -> tuple[Path, Path]:
     return authority, server
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate")
 @pytest.mark.parametrize("trust", ["cert", "requests-ca-bundle", "trusted-host", "none"])
 def test_an_index_with_an_organisations_own_certificate(
@@ -214,6 +215,7 @@ def test_an_index_with_an_organisations_own_certificate(
     index.server.shutdown()
 
 
+@pytest.mark.slow
 def test_no_index_that_answers_is_one_clear_line(
     env: Environment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
