@@ -151,7 +151,7 @@ def read(path: Path) -> Group:
     try:
         members = tuple(Member(**{**member, "rank": int(member["rank"])}) for member in raw.pop("members"))
         group = Group(**raw, members=members, dir=path)
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         raise damaged from None
     kinds = {f.name: str(f.type) for f in dataclasses.fields(Group) if f.name not in ("members", "dir")}
     texts = [getattr(member, name) for member in members for name in ("host", "address", "run", "log")]

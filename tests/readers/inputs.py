@@ -28,6 +28,7 @@ from k3ctl.loadtest import compare, conditions, events, foreign, gate, tokens, v
 from k3ctl.output import CommandResult
 from k3ctl.planning import actual, detect
 from k3ctl.profiles import loader
+from k3ctl.rack import record as groups
 from k3ctl.server import models, witness
 from k3ctl.server.prometheus import PageError, parse
 from k3ctl.signals import PREFIX
@@ -61,6 +62,11 @@ def run_record(path: Path) -> None:
     deployment.of_run(run)
     conditions.of_run(run)
     as_data(run)
+
+
+def group_record(path: Path) -> None:
+    group = groups.read(path.parent)
+    assert group.hosts
 
 
 def trace_file(path: Path) -> None:
@@ -200,6 +206,10 @@ HOST = Host(
     processes=(Process(0, 3117, "VLLM::EngineCore", 2**30, parent=1),), probe=Probe(),
 )  # fmt: skip
 REPORT = {"data": {"snapshot": TRAY, "hosts": [{"schema": HOST_SCHEMA} | encode(HOST)]}}
+GROUP = {
+    "schema": groups.SCHEMA, "id": "g", "profile": "p", "started_at": 1.0, "url": "http://h:1", "master_port": 29501,
+    "members": [{"host": "a", "rank": 0, "address": "192.0.2.1", "run": "r"}, {"host": "b", "rank": 1}],
+}  # fmt: skip
 COMPLETION = {
     "choices": [{"text": "a", "finish_reason": "length", "message": {"content": "4", "reasoning": "x"},
                  "logprobs": {"content": [{"token": "4", "logprob": -0.1}]}}],
@@ -221,6 +231,7 @@ READERS: dict[str, tuple[Callable[[Path], None], str, bytes]] = {
         (ROOT / "k3ctl" / "loadtest" / "presets" / "agentic.yaml").read_bytes(),
     ),
     "run.json": (run_record, "run.json", json.dumps(RUN).encode()),
+    "group.json": (group_record, "group.json", json.dumps(GROUP).encode()),
     "trace": (trace_file, "t.json", (FIXTURES / "trace-h200-hopper-layers.json").read_bytes()),
     "packed trace": (trace_file, "t.json.gz", (FIXTURES / "trace-h200-window-4-layers.json.gz").read_bytes()),
     "recording": (recording_file, "r.jsonl", (FIXTURES / "recording-cpu-tiny.jsonl").read_bytes()[:60_000]),
