@@ -283,8 +283,8 @@ def test_one_client_serves_many_threads_within_their_own_times() -> None:
             except plain.Unreachable:
                 late.append(path)
 
-        threads = [threading.Thread(target=ask, args=("/slow", 0.2 if n % 2 else 5.0)) for n in range(20)]
-        threads += [threading.Thread(target=ask, args=("/fast", 5.0)) for _ in range(200)]
+        threads = [threading.Thread(target=ask, args=("/slow", 0.2 if n % 2 else 60.0)) for n in range(20)]
+        threads += [threading.Thread(target=ask, args=("/fast", 60.0)) for _ in range(200)]
         for thread in threads:
             thread.start()
         for thread in threads:

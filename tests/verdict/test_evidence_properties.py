@@ -160,6 +160,8 @@ def test_no_single_change_raises_a_grade(seen: DriveEvidence, index: int, change
         getattr(seen.phases[index], n) is not None for n in hidden
     ):
         return  # nobody can be caught by a count that is not published: that is *consistent* at best
+    if "counts what cannot be" in first.statement and changed.phases[index].rows > seen.phases[index].rows:
+        return  # more requests of our own explain the count that was too high: another drive, judged as such
     second = judge(changed)
     assert RANKED[second.grade] <= RANKED[first.grade], (first, second)
 
