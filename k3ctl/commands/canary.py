@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from k3ctl import completion
+from k3ctl.commands import RunId, ServerUrl
 from k3ctl.errors import ExitCode
 from k3ctl.output import CommandResult, Lines, Table
 
@@ -27,17 +27,8 @@ def register(app: typer.Typer, command: Callable[..., Any]) -> None:
 
 
 def canary(
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Server root, e.g. http://127.0.0.1:8000.")
-    ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="Run id (see `k3ctl ps`). Default: the newest live run.",
-            autocompletion=completion.live_runs,
-        ),
-    ] = None,
+    url: ServerUrl = None,
+    run: RunId = None,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name to ask for, when the server has several.")
     ] = None,

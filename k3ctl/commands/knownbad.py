@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from k3ctl.commands import RunId, ServerUrl
 from k3ctl.errors import ExitCode, UsageError
 from k3ctl.output import CommandResult, Lines, Table
 
@@ -35,10 +36,8 @@ def known_bad(
     every: Annotated[
         bool, typer.Option("--every", help="With --try: all checks of canary and features on every fault.")
     ] = False,
-    url: Annotated[str | None, typer.Option(help="Sound server, e.g. http://127.0.0.1:8000.")] = None,
-    run: Annotated[
-        str | None, typer.Option(help="Run id (see `k3ctl ps`). Default: the newest live run.")
-    ] = None,
+    url: ServerUrl = None,
+    run: RunId = None,
     other: Annotated[
         str | None, typer.Option(help="Server that answers for the fault `other-model`.")
     ] = None,

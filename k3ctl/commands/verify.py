@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from k3ctl import completion
+from k3ctl.commands import RunId, ServerUrl
 from k3ctl.errors import ExitCode, UsageError
 from k3ctl.output import Block, CommandResult, Lines, Table
 
@@ -32,17 +32,8 @@ def register(app: typer.Typer, command: Callable[..., Any]) -> None:
 
 
 def verify(
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Server root, e.g. http://127.0.0.1:8000.")
-    ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="Run id (see `k3ctl ps`). Default: the newest live run.",
-            autocompletion=completion.live_runs,
-        ),
-    ] = None,
+    url: ServerUrl = None,
+    run: RunId = None,
     rows: Annotated[
         int, typer.Option(metavar="N", min=2, max=512, help="Concurrent requests of the batch drive.")
     ] = 4,

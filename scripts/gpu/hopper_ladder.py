@@ -91,20 +91,27 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
+WITNESSED = {"worker_extension_cls": "runtime.witness.worker.WitnessExtension"}
+
+
+def eight_layers(report: Report, **arguments: Any) -> Any:
+    """An engine of 8 layers, on the report with its machine; None when it could not be built."""
+    report.part("machine", machine)
+    from engine_lab import Lab
+    from rank_model import write_config
+
+    folder = write_config(Path("/tmp/k3-small"), layers=8, block=3)
+    return report.part("engine", lambda: Lab(str(folder), 4 << 30, **arguments))
+
+
 # ---- small: what is right ---------------------------------------------------------------------------------
 
 
 def small(report: Report) -> None:
     """The ladder, on 8 layers."""
-    report.part("machine", machine)
-    from engine_lab import Lab
     from fp64_checks import against_fp64
-    from rank_model import write_config
 
-    folder = write_config(Path("/tmp/k3-small"), layers=8, block=3)
-    extension = {"worker_extension_cls": "runtime.witness.worker.WitnessExtension"}
-    lab = report.part("engine", lambda: Lab(str(folder), 4 << 30, **extension))
-    if lab is None:
+    if (lab := eight_layers(report, **WITNESSED)) is None:
         return
     report.part("seam", lambda: seam(lab))
     report.part("stock slots are vLLM, bit by bit", lambda: stock_slots(lab))
@@ -306,15 +313,9 @@ def traced(
 
 def moe(report: Report) -> None:
     """The feed-forward slot too, on 8 layers."""
-    report.part("machine", machine)
-    from engine_lab import Lab
-    from rank_model import write_config
     from verify_rows import preempted
 
-    folder = write_config(Path("/tmp/k3-small"), layers=8, block=3)
-    extension = {"worker_extension_cls": "runtime.witness.worker.WitnessExtension"}
-    lab = report.part("engine", lambda: Lab(str(folder), 4 << 30, **extension))
-    if lab is None:
+    if (lab := eight_layers(report, **WITNESSED)) is None:
         return
     report.part("stock slots are vLLM, bit by bit", lambda: stock_slots(lab, 4))
     report.part("weights", lambda: moe_layout(lab))
@@ -331,14 +332,7 @@ def moe(report: Report) -> None:
 
 def latent(report: Report) -> None:
     """The slot of MLA layers, on 8 layers."""
-    report.part("machine", machine)
-    from engine_lab import Lab
-    from rank_model import write_config
-
-    folder = write_config(Path("/tmp/k3-small"), layers=8, block=3)
-    extension = {"worker_extension_cls": "runtime.witness.worker.WitnessExtension"}
-    lab = report.part("engine", lambda: Lab(str(folder), 4 << 30, **extension))
-    if lab is None:
+    if (lab := eight_layers(report, **WITNESSED)) is None:
         return
     for label in ("attend_mla", LATENT):
         report.part(f"{label}: teacher-forced", lambda label=label: forced(lab, label))
@@ -363,20 +357,15 @@ def moe_layout(lab: Any) -> dict[str, Any]:
 
 def verify(report: Report) -> None:
     """Verify rows, on 8 layers with three drafts."""
-    report.part("machine", machine)
-    from engine_lab import Lab
-    from rank_model import write_config
     from verify_rows import DRAFTS, accepted_lengths, forced_rows
 
-    folder = write_config(Path("/tmp/k3-small"), layers=8, block=3)
     speculation = {
         "method": "ngram",
         "num_speculative_tokens": DRAFTS,
         "prompt_lookup_max": 3,
         "prompt_lookup_min": 2,
     }
-    lab = report.part("engine", lambda: Lab(str(folder), 4 << 30, speculative_config=speculation))
-    if lab is None:
+    if (lab := eight_layers(report, speculative_config=speculation)) is None:
         return
     report.part("seam", lambda: seam(lab))
     report.part("every accepted length", lambda: accepted_lengths(lab, OURS))

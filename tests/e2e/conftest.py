@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,17 +93,3 @@ def post(url: str, body: dict[str, Any]) -> Any:
     answer = httpx.post(url, json=body, timeout=120, trust_env=False)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-@pytest.fixture(autouse=True)
-def _alone(request: pytest.FixtureRequest) -> None:
-    """What an earlier test left running must not be in the counters of a later one: wait for an idle server."""
-    if "server" not in request.fixturenames:
-        return
-    url, ends = request.getfixturevalue("server").url, time.monotonic() + 60
-    while time.monotonic() < ends:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as page:
-            lines = page.read().decode().splitlines()
-        if not any(float(x.split()[-1]) for x in lines if x.startswith("vllm:num_requests_running")):
-            return
-        time.sleep(0.2)

@@ -32,7 +32,7 @@ def test_a_sound_server_passes_on_its_path_and_the_evidence_is_sealed(server: Se
     out = tmp_path / "v"
     only = [word for name in QUICK for word in ("--only", name)]
     code, data = validate(server, "canary", "features", *only, "--out", str(out))
-    assert code == 0, data["holes"]
+    assert code == 0, [(r["check"], r["statement"]) for r in data["results"] if r["outcome"] != "passed"]
     assert outcomes(data) == {**dict.fromkeys(QUICK, "passed"), "features.context.4096": "not run"}
     for result in data["results"]:
         seen = result["interval"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +57,19 @@ def test_the_first_divergence_and_its_margin_are_told() -> None:
 @pytest.mark.parametrize(("rows", "outcome"), [(8.0, P), (6.0, P), (5.9, U), (1.0, U), (None, P)])
 def test_a_batch_that_did_not_form_shows_nothing(rows: float | None, outcome: Outcome) -> None:
     assert equality.judge_forced(passed("same"), 8, rows).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("seen", "tries"), [([8.0], 1), ([None], 1), ([1.0, 6.0], 2), ([1.0, 1.0, 1.0], 3), ([5.9, 5.9, 8.0], 3)]
+)
+def test_a_batch_that_did_not_form_is_sent_again_and_every_answer_is_kept(
+    seen: list[float | None], tries: int
+) -> None:
+    sent = iter(range(9))
+    left = iter(seen)
+    session: Any = SimpleNamespace(rows_during=lambda ask: (ask(), next(left)))
+    answers, rows = equality.gathered(session, lambda: [next(sent)], 8)
+    assert answers == [[n] for n in range(tries)] and rows == seen[-1]
 
 
 @pytest.mark.parametrize(("hits", "outcome"), [(512.0, P), (0.0, U)])

@@ -11,6 +11,8 @@ import pytest
 
 from k3ctl.deployment import Deployment
 from k3ctl.verdict import check, drives, profiler
+from k3ctl.verdict.evidence import Phase
+from tests.verdict.served import drive, phase
 
 RUN = check.Target("http://127.0.0.1:1", "a-run")
 
@@ -37,10 +39,26 @@ def canary_allowed(run_dir: Path) -> bool:
 
 def test_no_canary_request_falls_into_a_drive(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    monkeypatch.setattr(drives, "drive", lambda *_: seen.append(canary_allowed(run_dir)))
+
+    def look(*_: Any) -> Phase:
+        seen.append(canary_allowed(run_dir))
+        return phase(4, drive(4))
+
+    monkeypatch.setattr(drives, "drive", look)
     check.check(RUN)
     assert seen == [False, False]
     assert canary_allowed(run_dir)
+
+
+@pytest.mark.parametrize(("missed", "sent"), [(0, 1), (1, 2), (2, 3), (9, 3)])
+def test_requests_that_did_not_meet_are_sent_again_and_every_drive_is_kept(
+    missed: int, sent: int, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_by_one = phase(4, [step for _ in range(4) for step in drive(1)])
+    answers = [phase(1, drive(1)), *[one_by_one] * missed, phase(4, drive(4))]
+    monkeypatch.setattr(drives, "drive", lambda *_: answers.pop(0))
+    kept: Any = check.check(RUN)
+    assert [p.rows for p in kept.phases] == [1, *[4] * sent]
 
 
 def test_no_canary_request_falls_into_a_profiler_window(

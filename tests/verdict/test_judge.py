@@ -256,6 +256,32 @@ def test_requests_that_ran_one_after_another_prove_nothing_about_their_batch() -
     assert "1.0 requests ran at a time" in verdict.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("drives", "grade"),
+    [
+        ([(8, "one by one"), (8, "met")], Grade.PROVED),
+        ([(8, "met"), (8, "one by one")], Grade.PROVED),
+        ([(8, "one by one"), (8, "one by one")], Grade.CONSISTENT),
+        ([(4, "met"), (8, "one by one")], Grade.CONSISTENT),
+        ([(8, "one by one"), (8, "standard")], Grade.NOT_ENGAGED),
+        ([(8, "standard"), (8, "met")], Grade.NOT_ENGAGED),
+    ],
+)
+def test_a_batch_is_shown_by_any_drive_of_it_and_every_drive_is_graded(
+    drives: list[tuple[int, str]], grade: Grade
+) -> None:
+    history: list[Step] = []
+    phases = []
+    for rows, how in drives:
+        key = standard("rows-over-limit") if how == "standard" else SPECIALIZED
+        steps = drive(rows, key=key)
+        if how == "one by one":
+            steps = [step for _ in range(rows) for step in drive(1)]
+        phases.append(phase(rows, steps, history=list(history)))
+        history += steps
+    assert judge(evidence(*phases)).grade is grade
+
+
 def test_workers_that_change_between_two_drives_are_no_proof() -> None:
     seen = in_drive(good(), 1, lambda p: everywhere(p, pid=7))
     verdict = judge(seen)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from k3ctl.commands import RunId, ServerUrl
 from k3ctl.errors import UsageError
 from k3ctl.output import CommandResult
 
@@ -40,10 +41,8 @@ def validate(
     ] = None,
     *,
     list_checks: Annotated[bool, typer.Option("--list", help="List the checks and stop.")] = False,
-    url: Annotated[str | None, typer.Option(help="Server root, e.g. http://127.0.0.1:8000.")] = None,
-    run: Annotated[
-        str | None, typer.Option(help="Run id (see `k3ctl ps`). Default: the newest live run.")
-    ] = None,
+    url: ServerUrl = None,
+    run: RunId = None,
     model: Annotated[str | None, typer.Option(help="Name to ask for, when the server has several.")] = None,
     only: Annotated[
         list[str] | None,

@@ -69,8 +69,11 @@ def batch(size: int, session: Session) -> Judged:
         return not_run(reason)
     bodies = _bodies(size, 24, BATCH_LENGTH, SEED + 3)
     alone = [_one(session, body) for body in _salted(bodies[:PROBES])]
-    together, rows = session.rows_during(lambda: session.many(partial(_one, session), _salted(bodies), size))
-    found = sides.agreement(alone, together[:PROBES], _nats(session))
+    tries, rows = equality.gathered(
+        session, lambda: session.many(partial(_one, session), _salted(bodies), size), size
+    )
+    together = [answer for answers in tries for answer in answers[:PROBES]]
+    found = sides.agreement(alone * len(tries), together, _nats(session))
     judged = sides.judge_tokens(found, batch=size)
     if judged.outcome == "passed":
         judged = sides.judge_logprobs(found, batch=size)

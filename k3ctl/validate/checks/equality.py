@@ -7,7 +7,7 @@ Greedy answers with their log probabilities, compared token by token. A differen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from k3ctl import signals
 from k3ctl.engine import client as series
@@ -17,10 +17,13 @@ from k3ctl.validate.divergence import Comparison, Step
 from k3ctl.validate.record import Check, Judged, failed, not_run, passed, unknown
 from k3ctl.validate.session import CHAT, COMPLETIONS, Answer, Session
 
+T = TypeVar("T")
 BATCHES = (1, 2, 8, 64)
 DIFFERENT = 4
 """Prompts of a batch that differ; larger batches repeat them."""
 TOKENS = 32
+TRIES = 3
+"""Of a batch whose requests did not meet, as on a busy client; every answer counts."""
 FORCED_SHARE = 0.75
 """Of the batch, in the mean over its decode steps: the first and last steps hold fewer."""
 
@@ -73,10 +76,24 @@ def at_once(session: Session, batch: int, length: int) -> Judged:
     ]
     alone = [divergence.steps(session.complete(body)) for body in bodies]
     sent = [bodies[n % len(bodies)] for n in range(batch)]
-    answers, rows = session.rows_during(lambda: session.many(session.complete, sent, batch))
-    pairs = [(alone[n % len(alone)], divergence.steps(answer)) for n, answer in enumerate(answers)]
+    tries, rows = gathered(session, lambda: session.many(session.complete, sent, batch), batch)
+    pairs = [
+        (alone[n % len(alone)], divergence.steps(answer))
+        for answers in tries
+        for n, answer in enumerate(answers)
+    ]
     judged = judge(pairs, divergence.tolerance(session.facts.platform), f"{batch} at once as alone")
     return judge_forced(judged, batch, rows)
+
+
+def gathered(session: Session, ask: Callable[[], list[T]], batch: int) -> tuple[list[list[T]], float | None]:
+    """Answers of every try to send a batch that forms, the last of them the one that did if any; its rows a step."""
+    tries: list[list[T]] = []
+    while True:
+        answers, rows = session.rows_during(ask)
+        tries.append(answers)
+        if rows is None or rows >= FORCED_SHARE * batch or len(tries) == TRIES:
+            return tries, rows
 
 
 def judge_forced(judged: Judged, batch: int, rows: float | None) -> Judged:
